@@ -1,0 +1,1 @@
+"""A paged KV cache manager."""

@@ -1,0 +1,1 @@
+"""The engine process: scheduler, KV cache manager and model runner."""

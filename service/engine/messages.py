@@ -1,0 +1,250 @@
+"""What the front and the engine say to each other.
+
+Both sides run on one machine and one build, so the wire format is msgspec's
+MessagePack with positional arrays: compact, typed on decode, and unable to carry
+code. Times are `time.monotonic()` seconds, a clock that Linux shares between
+processes.
+
+One candidate of a client's request is one *sequence* here. The front expands
+n candidates into n sequences; the prefix cache makes their prompt cost one prefill.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TypeAlias
+
+import msgspec
+
+
+class FinishReason(enum.IntEnum):
+    """Why a sequence ended; the numbers are those of `plimsoll.v1.FinishReason`."""
+
+    EOS = 1
+    STOP = 2
+    MAX_TOKENS = 3
+    CONTEXT_LENGTH = 4
+    CANCELLED = 5
+    TIME_LIMIT = 6
+    EVICTED = 7
+
+
+class SamplingParams(msgspec.Struct, array_like=True, frozen=True):
+    """How the next token is chosen. Every field is resolved: no value means "default" here."""
+
+    temperature: float = 1.0  # 0 is greedy
+    top_k: int = 0  # 0 keeps all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and output tokens
+    presence_penalty: float = 0.0  # over output tokens
+    frequency_penalty: float = 0.0  # over output tokens
+    logit_bias: dict[int, float] = {}
+    seed: int = 0  # with the index of the token it decides the random number, nothing else does
+    logprobs: int | None = None  # alternatives per token; None: no logprobs at all
+    prompt_logprobs: int | None = None
+
+
+class SequenceSpec(msgspec.Struct, array_like=True, frozen=True):
+    """All the engine needs to start a sequence, or to go on with one.
+
+    `output_ids` is empty for a new sequence. After an engine death the front sends the
+    ids that it has already received: the engine computes them again as a prefix and goes
+    on with token number `len(output_ids)`.
+    """
+
+    sequence_id: int  # unique in the life of the front
+    prompt_ids: list[int]
+    output_ids: list[int]
+    sampling: SamplingParams
+    max_tokens: int  # bound on len(output), output_ids counted; the front has resolved it
+    min_tokens: int = 0
+    eos_ids: tuple[int, ...] = ()  # empty when the client ignores EOS
+    stop_ids: tuple[int, ...] = ()
+    priority: int = 0  # higher first
+    namespace: bytes = b""  # cache namespace: only equal ones share blocks
+    use_prefix_cache: bool = True
+    publish_blocks: bool = True
+    arrival_seconds: float = 0.0  # monotonic, when the call reached the front
+    resumed: bool = False  # resubmitted after an engine death
+
+
+# --- front -> engine ---------------------------------------------------------
+
+
+class Submit(msgspec.Struct, array_like=True, tag="submit", frozen=True):
+    """Starts sequences; all candidates of one request come in one message."""
+
+    sequences: list[SequenceSpec]
+
+
+class Abort(msgspec.Struct, array_like=True, tag="abort", frozen=True):
+    """Ends sequences at the next step boundary. Unknown or ended ids are no error."""
+
+    sequence_ids: list[int]
+
+
+class Flush(msgspec.Struct, array_like=True, tag="flush", frozen=True):
+    """Drops cached blocks that nobody holds; None: of every namespace."""
+
+    call_id: int
+    namespace: bytes | None
+
+
+class Lookup(msgspec.Struct, array_like=True, tag="lookup", frozen=True):
+    """Asks how many leading tokens the cache holds."""
+
+    call_id: int
+    namespace: bytes
+    token_ids: list[int]
+
+
+class Shutdown(msgspec.Struct, array_like=True, tag="shutdown", frozen=True):
+    """Asks the engine to leave its loop and exit with status 0."""
+
+
+ToEngine: TypeAlias = Submit | Abort | Flush | Lookup | Shutdown
+
+
+# --- engine -> front ---------------------------------------------------------
+
+
+class Loading(msgspec.Struct, array_like=True, tag="loading", frozen=True):
+    """Progress of the start; `total` is 0 while it is not known."""
+
+    stage: str  # "import", "weights", "kv pool", "warm-up"
+    done: int
+    total: int
+    unit: str  # "bytes", "tensors", "blocks", "tokens"
+
+
+class StartFailed(msgspec.Struct, array_like=True, tag="start_failed", frozen=True):
+    """The engine cannot serve this model or these settings; it exits after this message."""
+
+    message: str
+
+
+class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True):
+    """The engine made a real token with the loaded model and now takes sequences."""
+
+    model_version: str  # digest of weights and configuration
+    vocab_size: int
+    max_context_tokens: int
+    block_tokens: int
+    num_blocks: int  # usable blocks, the null block left out
+    bytes_per_block: int
+    weights_dtype: str
+    kv_dtype: str
+    device: str
+    attention_backend: str
+    load_seconds: float
+
+
+class TokenLogprob(msgspec.Struct, array_like=True, frozen=True):
+    """The logprob of one token, and of the most likely alternatives at its position."""
+
+    token_id: int
+    logprob: float
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+class Started(msgspec.Struct, array_like=True, frozen=True):
+    """A sequence entered the batch for the first time in this engine."""
+
+    sequence_id: int
+    cached_tokens: int  # of the prompt, found in the prefix cache
+    scheduled_seconds: float
+
+
+class Output(msgspec.Struct, array_like=True, frozen=True):
+    """New tokens of one sequence."""
+
+    sequence_id: int
+    token_ids: list[int]
+    logprobs: list[TokenLogprob] | None = None
+    # Complete, one per prompt token but the first; sent once, with the first token.
+    prompt_logprobs: list[TokenLogprob] | None = None
+
+
+class Finished(msgspec.Struct, array_like=True, frozen=True):
+    """A sequence ended by itself or by Abort; comes after its last Output, exactly once."""
+
+    sequence_id: int
+    reason: FinishReason
+    stop_token_id: int | None  # set when a stop or EOS id matched; that id is in the output
+    cached_tokens: int
+    recomputed_tokens: int  # computed again after preemptions
+    preemptions: int
+    preempted_seconds: float
+    scheduled_seconds: float  # monotonic; 0 when it never ran
+    first_token_seconds: float  # monotonic; 0 when there was none
+    last_token_seconds: float
+
+
+class Refused(msgspec.Struct, array_like=True, frozen=True):
+    """A sequence that can never run in the present pool (admission said NeverFits)."""
+
+    sequence_id: int
+    needed_blocks: int
+    total_blocks: int
+    limit_tokens: int
+
+
+class EngineStats(msgspec.Struct, array_like=True, frozen=True):
+    """Plain numbers of the engine after a step. Counters count since its start."""
+
+    running: int
+    waiting: int
+    preempted: int
+    blocks_total: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_held: int
+    blocks_reserved: int  # of the held ones, promised and not yet written
+    blocks_shared: int
+    steps: int
+    prefill_tokens: int  # computed, not cached
+    decode_tokens: int  # generated
+    lookup_tokens: int
+    hit_tokens: int
+    evicted_blocks: int
+    preemptions: int
+    step_seconds: float  # moving average
+    last_step_seconds: float  # monotonic time when the last step ended
+
+
+class StepReport(msgspec.Struct, array_like=True, tag="step", frozen=True):
+    """All that one step produced: one message per step, whatever the batch size."""
+
+    started: list[Started]
+    outputs: list[Output]
+    finished: list[Finished]
+    refused: list[Refused]
+    stats: EngineStats
+
+
+class Heartbeat(msgspec.Struct, array_like=True, tag="heartbeat", frozen=True):
+    """Sent about once a second by an idle engine, so that silence means frozen."""
+
+    stats: EngineStats
+
+
+class Flushed(msgspec.Struct, array_like=True, tag="flushed", frozen=True):
+    """Answer to Flush."""
+
+    call_id: int
+    dropped_blocks: int
+    kept_blocks: int
+
+
+class LookedUp(msgspec.Struct, array_like=True, tag="looked_up", frozen=True):
+    """Answer to Lookup."""
+
+    call_id: int
+    cached_tokens: int
+
+
+FromEngine: TypeAlias = (
+    Loading | StartFailed | Ready | StepReport | Heartbeat | Flushed | LookedUp
+)

@@ -1,0 +1,1 @@
+"""The front process: connections, tokenisation, the journal and the supervisor of the engine."""
