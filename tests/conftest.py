@@ -1,0 +1,42 @@
+"""Shared by all tests: markers that need hardware or a cluster skip aloud."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+
+import pytest
+
+
+@functools.cache
+def _missing_gpu() -> str | None:
+    if shutil.which("nvidia-smi") is None:
+        return "no NVIDIA driver on this machine"
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
+    return None if listed.returncode == 0 else f"nvidia-smi: {listed.stdout or listed.stderr}"
+
+
+@functools.cache
+def _missing_cluster() -> str | None:
+    return None if os.environ.get("KUBECONFIG") else "KUBECONFIG is not set"
+
+
+_NEEDS = {"gpu": _missing_gpu, "cluster": _missing_cluster}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skips what this machine cannot run, with the reason."""
+    for item in items:
+        for marker, missing in _NEEDS.items():
+            if item.get_closest_marker(marker) and (reason := missing()):
+                item.add_marker(pytest.mark.skip(reason=f"{marker}: {reason}"))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints how many tests wait for hardware, also when there are none."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    for marker in _NEEDS:
+        count = sum(1 for report in skipped if marker in report.keywords)
+        terminalreporter.write_line(f"{count} tests marked {marker} were skipped")
