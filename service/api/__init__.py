@@ -1,0 +1,1 @@
+"""The gRPC API: protobuf messages at the edge, the types of `service.front` inside."""
