@@ -7,7 +7,6 @@ tokens as they are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -97,7 +96,7 @@ def oracle() -> Oracle:
 
 
 @pytest.fixture(scope="module")
-def built() -> Iterator[BuiltRunner]:
+def built() -> BuiltRunner:
     return build_runner(
         EngineSettings(model="smollm2-135m", dtype="float32", kv_dtype="float32", kv_blocks=512),
         lambda _: None,
