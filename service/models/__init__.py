@@ -1,0 +1,1 @@
+"""Model files and model code: where a model comes from, what it is, how it computes."""
