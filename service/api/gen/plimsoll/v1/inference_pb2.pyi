@@ -116,8 +116,9 @@ class SamplingParams(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     CANDIDATE_COUNT_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 is greedy: top_k, top_p and min_p have no effect then. Range [0, 2]. NaN
-    and infinities are INVALID_ARGUMENT, here and in every number below.
+    """0 is greedy, and so is less than 0.001: top_k, top_p and min_p have no
+    effect then. Range [0, 2]. NaN and infinities are INVALID_ARGUMENT, here and
+    in every number below.
     """
     top_p: _builtins.float
     """Nucleus sampling. Range (0, 1]."""
@@ -132,14 +133,16 @@ class SamplingParams(_message.Message):
     frequency_penalty: _builtins.float
     """Range [-2, 2]."""
     repetition_penalty: _builtins.float
-    """Range (0, 2]. 1 switches it off."""
+    """Range [0.01, 2]. 1 switches it off."""
     seed: _builtins.int
     """Seed of this request; unset: drawn by the server and told in StreamStart.
     The random number of token n depends on the seed, the candidate and n
     alone, not on what else runs.
     """
     candidate_count: _builtins.int
-    """Number of candidates. Range [1, 16]; GenerateStream interleaves them."""
+    """Number of candidates. Range [1, 16] or the lower limit of the server, which
+    draws each with a seed of its own; GenerateStream interleaves them.
+    """
     @_builtins.property
     def logit_bias(self) -> _containers.ScalarMap[_builtins.int, _builtins.float]:
         """Token id to additive bias, each in [-100, 100], at most 1024 entries, ids
@@ -244,7 +247,8 @@ class StopConditions(_message.Message):
     def time_limit(self) -> _duration_pb2.Duration:
         """Budget for the whole request. Reached: OK with FINISH_REASON_TIME_LIMIT
         and the text so far, whereas the deadline of the call gives
-        DEADLINE_EXCEEDED. More than 0; unset: no limit but the deadline.
+        DEADLINE_EXCEEDED. More than 0 and at most 24 h; unset: no limit but the
+        deadline.
         """
 
     def __init__(
@@ -1158,7 +1162,7 @@ class TokenizeRequest(_message.Message):
     model: _builtins.str
     """Served model name. Empty: the only model. Unknown: NOT_FOUND."""
     text: _builtins.str
-    """Text."""
+    """Text, at most 1 MiB."""
     skip_special_tokens: _builtins.bool
     """Do not add the special tokens which the model wants around a text. No
     effect on a conversation, whose template decides.
@@ -1235,7 +1239,9 @@ class DetokenizeRequest(_message.Message):
     """Keep special tokens."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids, each smaller than the vocabulary size of the model."""
+        """Token ids, at most 131072, each smaller than the vocabulary size of the
+        model.
+        """
 
     def __init__(
         self,
@@ -1290,7 +1296,7 @@ class AbortRequestsRequest(_message.Message):
     """Told to the aborted callers and written to the log. At most 256 bytes."""
     @_builtins.property
     def request_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Ids to abort, at most 1024; only those of the same tenant are found."""
+        """Ids to abort, 1 to 1024; only those of the same tenant are found."""
 
     def __init__(
         self,
