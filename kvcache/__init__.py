@@ -1,1 +1,53 @@
-"""A paged KV cache manager."""
+"""A paged KV cache manager: blocks, prefix sharing, admission, eviction.
+
+It deals in block numbers and token ids only; memory is an `Arena`, arithmetic is elsewhere.
+
+    >>> import numpy as np
+    >>> from kvcache import AdmissionRequest, CacheManager, Fits
+    >>> manager = CacheManager(num_blocks=9, block_tokens=4)  # block 0 is the null block
+    >>> prompt = np.arange(10, dtype=np.int32)
+    >>> answer = manager.admit(AdmissionRequest(1, prompt, namespace=b""))
+    >>> assert isinstance(answer, Fits)
+    >>> manager.begin(answer)  # cached tokens: none yet
+    0
+    >>> manager.block_table(1)
+    array([1, 2, 3], dtype=int32)
+    >>> manager.commit(1, computed_tokens=10)  # after the model has written K and V
+    >>> manager.append(1, token_id=42)  # a new token; 0: it has a slot
+    0
+    >>> manager.release(1)
+    True
+    >>> manager.admit(AdmissionRequest(2, prompt, namespace=b""))
+    Fits(cached_tokens=8, new_blocks=1)
+
+A scheduler asks `admit` (pure: Fits, NotNow or NeverFits), calls `begin`, then per step
+`append` and `commit`, and at the end `release`. When `append` is short of blocks it picks a
+victim with `choose_victim` and calls `preempt`. `stats`, `check` and `audit` tell how things
+are; a violated rule raises one of the exceptions of `kvcache.errors` at the offender.
+"""
+
+from kvcache.admission import Admission, AdmissionRequest, Fits, NeverFits, NotNow
+from kvcache.arena import Arena
+from kvcache.layout import KVDtype, KVLayout
+from kvcache.manager import CacheManager
+from kvcache.namespace import namespace_key
+from kvcache.preemption import VictimCandidate, choose_victim
+from kvcache.stats import CacheStats, FlushResult, MissReason
+
+__all__ = [
+    "Admission",
+    "AdmissionRequest",
+    "Arena",
+    "CacheManager",
+    "CacheStats",
+    "Fits",
+    "FlushResult",
+    "KVDtype",
+    "KVLayout",
+    "MissReason",
+    "NeverFits",
+    "NotNow",
+    "VictimCandidate",
+    "choose_victim",
+    "namespace_key",
+]

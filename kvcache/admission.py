@@ -1,0 +1,87 @@
+"""Typed answers to "may this sequence start now?", and the pure rule that gives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache.errors import InvalidArgumentError
+from kvcache.node import Match
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdmissionRequest:
+    """A sequence that wants blocks for all of `token_ids`."""
+
+    sequence_id: int
+    token_ids: NDArray[np.int32]
+    namespace: bytes
+    use_cache: bool = True  # take cached blocks
+    publish: bool = True  # let others take its blocks
+    headroom_blocks: int = 0  # to stay available behind it, so that running ones can grow
+    resumed: bool = False  # it was admitted before: its hits are not news about the cache
+
+    def __post_init__(self) -> None:
+        if self.token_ids.ndim != 1 or self.token_ids.dtype != np.int32:
+            found = f"{self.token_ids.dtype} array of shape {self.token_ids.shape}"
+            raise InvalidArgumentError("token_ids", found, "a flat int32 array")
+        if self.token_ids.size == 0:
+            raise InvalidArgumentError("token_ids", [], "at least one token")
+        if self.sequence_id < 0:
+            raise InvalidArgumentError("sequence_id", self.sequence_id, "at least 0")
+        if self.headroom_blocks < 0:
+            raise InvalidArgumentError("headroom_blocks", self.headroom_blocks, "at least 0")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdmissionPlan:
+    """What `begin` needs in order to do as `admit` said."""
+
+    request: AdmissionRequest
+    match: Match
+    version: int  # of the cache the match was made in
+
+
+@dataclass(frozen=True, slots=True)
+class Fits:
+    """The sequence can start: pass this to `begin`."""
+
+    cached_tokens: int  # need not be computed
+    new_blocks: int  # to allocate beside the cached ones
+    plan: AdmissionPlan = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class NotNow:
+    """It could start if `short_blocks` more were available."""
+
+    short_blocks: int
+    holders: tuple[int, ...]  # sequences that hold the most blocks, largest first
+
+
+@dataclass(frozen=True, slots=True)
+class NeverFits:
+    """It exceeds the whole pool and cannot start however long it waits."""
+
+    needed_blocks: int
+    total_blocks: int
+    limit_tokens: int  # the most tokens the whole pool can hold
+
+
+Admission = Fits | NotNow | NeverFits
+
+
+def short_blocks(
+    *, needed: int, match: Match, available: int, headroom: int, pool_is_idle: bool
+) -> int:
+    """How many blocks a sequence of `needed` blocks lacks now; 0 or less: none.
+
+    `available` counts free and evictable blocks. The evictable ones among the sequence's own
+    hits are no source of new blocks: taking the hit makes them held. On an idle pool nobody
+    could use the headroom, and insisting on it would leave the sequence waiting for ever.
+    """
+    new_blocks = needed - match.blocks
+    reserve = 0 if pool_is_idle else headroom
+    return new_blocks + reserve - (available - match.evictable_blocks)
