@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterable
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from types import TracebackType
 from typing import Self, TypeAlias, cast
 
@@ -97,10 +97,12 @@ class GenerationStream:
 
     async def collect(self) -> Generation:
         """Reads a stream from its beginning and returns the whole answer."""
-        chunks = [chunk async for chunk in self]
-        assert self.start is not None
-        assert self.usage is not None
-        assert self.timings is not None
+        return self.generation([chunk async for chunk in self])
+
+    def generation(self, chunks: Sequence[Chunk]) -> Generation:
+        """The whole answer, from all the chunks of this stream, after its end."""
+        if self.start is None or self.usage is None or self.timings is None:
+            raise ValueError("the stream has not ended")
         return Generation(
             self.request_id,
             self.start.model,
