@@ -1,0 +1,207 @@
+"""Builds a vocabulary from a Hugging Face folder: tokenizer.json and the files around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tokenizers import AddedToken, Tokenizer
+
+from service.models.errors import ModelFileError
+from service.models.fields import Fields
+from service.tokenizer.control_tokens import ControlToken
+from service.tokenizer.token_bytes import SPACE_MARK, Spelling
+from service.tokenizer.vocabulary import Vocabulary, encoder, marks_first_word
+
+_TOKENIZER = "tokenizer.json"
+_SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
+# Some models declare their role markers as ordinary added tokens. Converters to GGUF take
+# what is written like one for a control token, and so does this.
+_CONTROL_LIKE = (("<|", "|>"), ("<｜", "｜>"))
+
+
+def hf_vocabulary(folder: Path) -> Vocabulary:
+    """Builds the vocabulary; raises ModelFileError naming the file and the field at fault."""
+    path = folder / _TOKENIZER
+    if not path.is_file():
+        raise ModelFileError(
+            folder, _TOKENIZER, None, "is missing; a tokenizer.model alone cannot be read"
+        )
+    base = _read_tokenizer(path)
+    added = sorted(base.get_added_tokens_decoder().items())
+    size = max(base.get_vocab_size(), added[-1][0] + 1 if added else 0)
+    tokens = [(token_id, _with_control(token)) for token_id, token in added]
+    config = _read_json(folder / "tokenizer_config.json")
+    texts = _special_texts(config)
+    special = {name: _special_id(config, base, name, text) for name, text in texts.items()}
+    spelling, byte_fallback, strips_space = _decoding(path, base)
+    prefix, suffix = _surrounding(base)
+    bos, eos = special.get("bos_token"), special.get("eos_token")
+    plain = encoder(base, tokens, path, at_start=True)
+    return Vocabulary(
+        plain=plain,
+        inner=encoder(base, tokens, path, at_start=False) if marks_first_word(base) else plain,
+        size=size,
+        spelling=spelling,
+        byte_fallback=byte_fallback,
+        strips_leading_space=strips_space,
+        added={token_id: token.content for token_id, token in tokens},
+        control=tuple(
+            ControlToken(token_id, token.content, token.lstrip, token.rstrip)
+            for token_id, token in tokens
+            if token.special
+        ),
+        unknown_id=special.get("unk_token"),
+        bos_id=bos,
+        eos_ids=_eos_ids(folder, eos, size),
+        prefix_ids=_asked_for(config, "add_bos_token", bos, prefix),
+        suffix_ids=_asked_for(config, "add_eos_token", eos, suffix),
+        special_texts=texts,
+        templates=_templates(folder, config),
+    )
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise ModelFileError(path, "file", None, f"is no tokenizer: {error}") from error
+
+
+def _read_json(path: Path) -> Fields:
+    """The fields of a JSON object; none when the file is absent."""
+    if not path.is_file():
+        return Fields(path, {})
+    try:
+        values = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise ModelFileError(path, "file", None, f"is no JSON: {error}") from error
+    if not isinstance(values, dict):
+        raise ModelFileError(path, "file", values, "must hold a JSON object")
+    return Fields(path, values)
+
+
+def _with_control(token: AddedToken) -> AddedToken:
+    looks = any(token.content.startswith(a) and token.content.endswith(z) for a, z in _CONTROL_LIKE)
+    if token.special or not looks:
+        return token
+    return AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=True,
+    )
+
+
+def _special_texts(config: Fields) -> dict[str, str]:
+    """bos_token and so on: a string each, or an object that holds it."""
+    texts = {}
+    for name in _SPECIAL_TOKENS:
+        value = config.values.get(name)
+        if isinstance(value, Mapping):
+            value = value.get("content")
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise config.error(name, "must be a string or an object with a string content")
+        texts[name] = value
+    return texts
+
+
+def _special_id(config: Fields, base: Tokenizer, name: str, text: str) -> int:
+    token_id: int | None = base.token_to_id(text)
+    if token_id is None:
+        raise config.error(name, f"is not in the vocabulary of {_TOKENIZER}")
+    return token_id
+
+
+def _surrounding(base: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What the post-processor puts before and behind a text."""
+    if base.post_processor is None:
+        return (), ()
+    middle = base.encode("a", add_special_tokens=False).ids
+    whole = base.encode("a", add_special_tokens=True).ids
+    for start in range(len(whole) - len(middle) + 1):
+        if whole[start : start + len(middle)] == middle:
+            return tuple(whole[:start]), tuple(whole[start + len(middle) :])
+    return (), ()
+
+
+def _asked_for(
+    config: Fields, flag: str, token_id: int | None, found: tuple[int, ...]
+) -> tuple[int, ...]:
+    """tokenizer_config.json overrules the post-processor where it says anything."""
+    if not config.has(flag):
+        return found
+    if not config.flag(flag, False):
+        return tuple(other for other in found if other != token_id)
+    if token_id is None or token_id in found:
+        return found
+    return (token_id, *found)
+
+
+def _eos_ids(folder: Path, eos: int | None, size: int) -> tuple[int, ...]:
+    generation = _read_json(folder / "generation_config.json")
+    if not generation.has("eos_token_id"):
+        generation = _read_json(folder / "config.json")
+    ids = generation.token_ids("eos_token_id", size)
+    return tuple(dict.fromkeys((*(() if eos is None else (eos,)), *ids)))
+
+
+def _decoding(path: Path, base: Tokenizer) -> tuple[Spelling, bool, bool]:
+    """Spelling, whether tokens may be bytes, whether a leading space is dropped."""
+    if base.decoder is None:
+        raise ModelFileError(path, "decoder", None, "is missing")
+    steps = list(_steps(json.loads(base.decoder.__getstate__())))
+    kinds = [str(step.get("type")) for step in steps]
+    if kinds == ["ByteLevel"]:
+        return Spelling.BYTE_LEVEL, False, False
+    marks = any(
+        step.get("type") == "Metaspace"
+        or (step.get("type") == "Replace" and step.get("pattern") == {"String": SPACE_MARK})
+        for step in steps
+    )
+    if not marks or not set(kinds) <= {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}:
+        raise ModelFileError(path, "decoder", kinds, "neither byte-level nor SentencePiece")
+    strips = any(
+        (step.get("type") == "Strip" and step.get("start"))
+        or (step.get("type") == "Metaspace" and step.get("prepend_scheme") != "never")
+        for step in steps
+    )
+    return Spelling.SENTENCEPIECE, "ByteFallback" in kinds, strips
+
+
+def _steps(decoder: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+    nested = decoder.get("decoders")
+    if not isinstance(nested, list):
+        yield decoder
+        return
+    for step in nested:
+        yield from _steps(step)
+
+
+def _templates(folder: Path, config: Fields) -> dict[str, str]:
+    """chat_template.jinja and additional_chat_templates/, else those in tokenizer_config.json."""
+    files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
+    templates = {file.stem: file.read_text() for file in files}
+    main = folder / "chat_template.jinja"
+    if main.is_file():
+        templates["default"] = main.read_text()
+    if templates:
+        return templates
+    value = config.values.get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        return {"default": value}
+    if isinstance(value, list) and all(
+        isinstance(item, dict)
+        and isinstance(item.get("name"), str)
+        and isinstance(item.get("template"), str)
+        for item in value
+    ):
+        return {item["name"]: item["template"] for item in value}
+    raise config.error("chat_template", "must be a string or a list of names and templates")
