@@ -74,7 +74,14 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         | None
     ) = None
     max_running_sequences: Annotated[
-        int, _about("Scheduling", "Most sequences in one batch.", "sequences", ge=1, le=4096)
+        int,
+        _about(
+            "Scheduling",
+            "Most sequences in one batch; never more than max_step_tokens - 1.",
+            "sequences",
+            ge=1,
+            le=4096,
+        ),
     ] = 64
     max_step_tokens: Annotated[
         int,
@@ -106,6 +113,26 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             le=1.0,
         ),
     ] = 0.9
+    max_admission_skips: Annotated[
+        int,
+        _about(
+            "Scheduling",
+            "Sequences that may be admitted past one that does not fit yet; then they wait for it.",
+            "sequences",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 16
+    prompt_logprob_rows: Annotated[
+        int,
+        _about(
+            "Scheduling",
+            "Most prompt tokens per step whose logprobs are computed; each costs a row of logits.",
+            "tokens",
+            ge=1,
+            le=65536,
+        ),
+    ] = 64
     threads: (
         Annotated[
             int,

@@ -1,0 +1,14 @@
+"""`python -m service.engine --fd N --settings JSON`: the engine process.
+
+Started by the front, which holds the other end of the socket N.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from service.engine.build import build_runner
+from service.engine.entry import main
+
+if __name__ == "__main__":
+    sys.exit(main(build_runner))

@@ -1,0 +1,248 @@
+"""The engine without its socket: sequences in, one `StepReport` per step out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache import CacheManager
+from service.engine.batch import build_batch
+from service.engine.messages import (
+    EngineStats,
+    Finished,
+    FinishReason,
+    Output,
+    Refused,
+    SequenceSpec,
+    Started,
+    StepReport,
+)
+from service.engine.policy import Chunk, SchedulerLimits, headroom_blocks
+from service.engine.request import Sequence, SequenceState
+from service.engine.runner import Runner
+from service.engine.sampler import check_finite, sample, token_logprob
+from service.engine.scheduler import Scheduler, StepPlan
+
+if TYPE_CHECKING:
+    from kvcache import FlushResult
+    from service.config import EngineSettings
+
+_STEP_SECONDS_WEIGHT = 0.1  # of the newest step in the moving average
+
+
+class DuplicateSequence(Exception):
+    """A sequence id was submitted while a sequence of that id is live."""
+
+    def __init__(self, sequence_id: int) -> None:
+        self.sequence_id = sequence_id
+        super().__init__(f"sequence {sequence_id} is live already")
+
+
+class EngineCore:
+    """Schedules, computes, samples and reports; owns every sequence of the engine.
+
+    Not thread-safe: one thread calls everything. Between calls the core is at a step
+    boundary, so `abort` frees blocks at once.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        manager: CacheManager,
+        settings: EngineSettings,
+        max_context_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._runner = runner
+        self._manager = manager
+        self._block_tokens = settings.block_tokens
+        self._max_context_tokens = max_context_tokens
+        self._clock = clock
+        self._scheduler = Scheduler(
+            manager,
+            SchedulerLimits(
+                max_running_sequences=settings.max_running_sequences,
+                max_step_tokens=settings.max_step_tokens,
+                prefill_chunk_tokens=settings.prefill_chunk_tokens,
+                max_context_tokens=max_context_tokens,
+                headroom_blocks=headroom_blocks(manager.usable_blocks, settings.load_line),
+                max_skips=settings.max_admission_skips,
+                prompt_logprob_rows=settings.prompt_logprob_rows,
+            ),
+        )
+        self._live: dict[int, Sequence] = {}
+        self._arrivals = 0
+        self._finished: list[Finished] = []  # to be told with the next report
+        self._refused: list[Refused] = []
+        self._steps = 0
+        self._prefill_tokens = 0
+        self._decode_tokens = 0
+        self._step_seconds = 0.0
+        self._last_step_seconds = 0.0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has something to compute or to tell."""
+        return bool(self._scheduler.has_work or self._finished or self._refused)
+
+    def submit(self, specs: Iterable[SequenceSpec]) -> None:
+        """Takes sequences in; raises DuplicateSequence for an id that is live."""
+        for spec in specs:
+            if spec.sequence_id in self._live:
+                raise DuplicateSequence(spec.sequence_id)
+            sequence = Sequence(spec, self._arrivals)
+            self._arrivals += 1
+            self._live[spec.sequence_id] = sequence
+            if sequence.prompt_tokens >= self._max_context_tokens:
+                needed_blocks = -(-sequence.num_tokens // self._block_tokens)
+                self._refuse(sequence, needed_blocks, self._max_context_tokens - 1)
+            elif reason := sequence.finish_reason(self._max_context_tokens):
+                self._finish(sequence, reason)  # nothing was left to do when its engine died
+            else:
+                self._scheduler.submit(sequence)
+
+    def abort(self, sequence_ids: Iterable[int]) -> None:
+        """Ends sequences, in whatever state, and frees their blocks; unknown ids are ignored."""
+        for sequence_id in sequence_ids:
+            sequence = self._live.get(sequence_id)
+            if sequence is not None:
+                self._scheduler.remove(sequence)
+                self._finish(sequence, FinishReason.CANCELLED)
+
+    def flush(self, namespace: bytes | None) -> FlushResult:
+        """Drops cached blocks that nobody holds; None: of every namespace."""
+        return self._manager.flush(namespace)
+
+    def lookup(self, namespace: bytes, token_ids: list[int]) -> int:
+        """Leading tokens that the prefix index holds."""
+        return self._manager.lookup(namespace, np.array(token_ids, np.int32))
+
+    def step(self) -> StepReport:
+        """Computes one step and tells all that happened since the last one."""
+        began_seconds = self._clock()
+        plan = self._scheduler.plan(began_seconds)
+        self._settle(plan)
+        started = [
+            Started(s.sequence_id, s.cached_tokens, s.scheduled_seconds) for s in plan.started
+        ]
+        outputs: list[Output] = []
+        if plan.chunks:
+            batch = build_batch(plan.chunks, self._manager, self._block_tokens)
+            logits = self._runner.forward(batch)
+            outputs = self._sample(plan.chunks, logits)
+            self._decode_tokens += len(outputs)
+            self._steps += 1
+            self._time_step(began_seconds)
+        finished, self._finished = self._finished, []
+        refused, self._refused = self._refused, []
+        return StepReport(started, outputs, finished, refused, self.stats())
+
+    def stats(self) -> EngineStats:
+        """The present numbers; right at any time, also while nothing runs."""
+        cache = self._manager.stats()
+        scheduler = self._scheduler
+        return EngineStats(
+            running=scheduler.running_count,
+            waiting=scheduler.waiting_count,
+            preempted=scheduler.preempted_count,
+            blocks_total=cache.total,
+            blocks_free=cache.free,
+            blocks_cached=cache.cached,
+            blocks_held=cache.held,
+            blocks_reserved=cache.reserved,
+            blocks_shared=cache.shared,
+            steps=self._steps,
+            prefill_tokens=self._prefill_tokens,
+            decode_tokens=self._decode_tokens,
+            lookup_tokens=cache.lookup_tokens,
+            hit_tokens=cache.hit_tokens,
+            evicted_blocks=cache.evicted_blocks,
+            preemptions=cache.preemptions,
+            step_seconds=self._step_seconds,
+            last_step_seconds=self._last_step_seconds,
+        )
+
+    # --- one step --------------------------------------------------------------
+
+    def _settle(self, plan: StepPlan) -> None:
+        """Ends the sequences that planning found impossible to serve."""
+        for sequence, answer in plan.refused:
+            self._refuse(sequence, answer.needed_blocks, answer.limit_tokens)
+        for sequence in plan.evicted:
+            self._finish(sequence, FinishReason.EVICTED)
+
+    def _sample(self, chunks: list[Chunk], logits: NDArray[np.float32]) -> list[Output]:
+        """Publishes the chunks and chooses tokens where a chunk reached the end."""
+        last_rows, choosing = [], []
+        row = 0
+        for chunk in chunks:
+            row = self._take_prompt_logprobs(chunk, logits, row)
+            if chunk.sequence.state is SequenceState.PREFILL:
+                self._prefill_tokens += chunk.count
+            self._scheduler.computed(chunk)
+            if chunk.wants_token:
+                last_rows.append(row)
+                choosing.append(chunk.sequence)
+                row += 1
+        if not choosing:
+            return []
+        picked = logits if len(last_rows) == len(logits) else logits[last_rows]
+        now_seconds = self._clock()
+        outputs = []
+        for sequence, sampled in zip(
+            choosing, sample(picked, [s.sampler for s in choosing]), strict=True
+        ):
+            sequence.append(sampled.token_id, now_seconds)
+            outputs.append(
+                Output(
+                    sequence_id=sequence.sequence_id,
+                    token_ids=[sampled.token_id],
+                    logprobs=None if sampled.logprob is None else [sampled.logprob],
+                    prompt_logprobs=sequence.take_prompt_logprobs(),
+                )
+            )
+            reason = sequence.finish_reason(self._max_context_tokens)
+            if reason is not None:
+                self._scheduler.remove(sequence)
+                self._finish(sequence, reason)
+        return outputs
+
+    def _take_prompt_logprobs(
+        self, chunk: Chunk, logits: NDArray[np.float32], first_row: int
+    ) -> int:
+        """Keeps the prompt logprobs of a chunk; returns the row after its last one."""
+        positions = chunk.logprob_positions
+        alternatives = chunk.sequence.spec.sampling.prompt_logprobs
+        if not positions or alternatives is None:
+            return first_row
+        sequence = chunk.sequence
+        rows = logits[first_row : first_row + len(positions)]
+        check_finite(rows, [sequence.sampler] * len(rows))
+        sequence.prompt_logprobs.extend(
+            token_logprob(row, int(sequence.token_ids[position + 1]), alternatives)
+            for row, position in zip(rows, positions, strict=True)
+        )
+        return first_row + len(positions)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
+        del self._live[sequence.sequence_id]
+        self._finished.append(sequence.finished(reason, self._clock()))
+
+    def _refuse(self, sequence: Sequence, needed_blocks: int, limit_tokens: int) -> None:
+        del self._live[sequence.sequence_id]
+        total_blocks = self._manager.usable_blocks
+        self._refused.append(
+            Refused(sequence.sequence_id, needed_blocks, total_blocks, limit_tokens)
+        )
+
+    def _time_step(self, began_seconds: float) -> None:
+        self._last_step_seconds = self._clock()
+        seconds = self._last_step_seconds - began_seconds
+        if self._steps == 1:
+            self._step_seconds = seconds
+        else:
+            self._step_seconds += _STEP_SECONDS_WEIGHT * (seconds - self._step_seconds)

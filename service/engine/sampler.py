@@ -1,0 +1,154 @@
+"""Chooses the next token of each sequence from its row of logits.
+
+Order of operations, the same for every sequence:
+
+1. logprobs, when asked for, are the log-softmax of the model's own logits: what follows
+   does not change them, and they mean the same for prompt and output tokens;
+2. penalties, bias and bans (`penalties`);
+3. temperature: at `GREEDY_TEMPERATURE` and below the largest logit wins, the lower id in a
+   tie, and nothing below matters; above it logits are divided by the temperature;
+4. top-k, top-p, min-p (`truncation`);
+5. one random number of (seed, token index) picks by inversion of the cumulative weights.
+
+Every row is computed by itself, so that batch neighbours cannot change one bit of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.engine.messages import SamplingParams, SequenceSpec, TokenLogprob
+from service.engine.penalties import LogitAdjuster
+from service.engine.random_numbers import uniform
+from service.engine.truncation import surviving_ids, top_ids
+
+GREEDY_TEMPERATURE = 1e-4
+"""Below it the most likely token has all the weight that 32-bit logits can express."""
+
+_CDF_BLOCK = 256
+
+Row: TypeAlias = NDArray[np.float32]
+
+
+class NonFiniteLogits(Exception):
+    """The model answered NaN or infinity for a sequence: weights or kernel are broken."""
+
+    def __init__(self, sequence_id: int, token_index: int, bad_values: int) -> None:
+        self.sequence_id = sequence_id
+        self.token_index = token_index
+        self.bad_values = bad_values
+        super().__init__(
+            f"sequence {sequence_id}: {bad_values} logits for token {token_index} are not finite"
+        )
+
+
+class SamplerState:
+    """What sampling keeps per sequence between steps; survives preemption."""
+
+    def __init__(self, spec: SequenceSpec) -> None:
+        self.sequence_id = spec.sequence_id
+        self.params = spec.sampling
+        self.token_index = len(spec.output_ids)  # of the next output token
+        self.adjuster = LogitAdjuster(spec)
+
+    def observe(self, token_id: int) -> None:
+        """Takes note of the token that was chosen."""
+        self.token_index += 1
+        self.adjuster.observe(token_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """The next token of one sequence."""
+
+    token_id: int
+    logprob: TokenLogprob | None
+
+
+def sample(logits: NDArray[np.float32], states: Rows[SamplerState]) -> list[Sampled]:
+    """Chooses one token per row; the states take note of it.
+
+    Args:
+        logits: [R, V], the caller's afterwards, unchanged.
+        states: R states, in the order of the rows.
+
+    Raises:
+        NonFiniteLogits: for the first row that is not finite; no state has changed then.
+    """
+    check_finite(logits, states)
+    best = logits.argmax(axis=1).tolist()
+    sampled = []
+    for row, state, greedy_id in zip(logits, states, best, strict=True):
+        token_id = _choose(row, state, greedy_id)
+        logprob = None
+        if state.params.logprobs is not None:
+            logprob = token_logprob(row, token_id, state.params.logprobs)
+        sampled.append(Sampled(token_id, logprob))
+        state.observe(token_id)
+    return sampled
+
+
+def check_finite(logits: NDArray[np.float32], states: Rows[SamplerState]) -> None:
+    """Raises NonFiniteLogits for the first row [V] of `logits` [R, V] that is not finite."""
+    finite = np.isfinite(logits).all(axis=1)
+    if not finite.all():
+        bad = int(np.flatnonzero(~finite)[0])
+        count = int(np.count_nonzero(~np.isfinite(logits[bad])))
+        raise NonFiniteLogits(states[bad].sequence_id, states[bad].token_index, count)
+
+
+def token_logprob(logits: Row, token_id: int, alternatives: int) -> TokenLogprob:
+    """Log-softmax of one row at `token_id` and at the `alternatives` most likely tokens."""
+    top = top_ids(logits, alternatives) if alternatives else np.empty(0, np.intp)
+    peak = logits.max()
+    log_total = float(np.log(np.exp(logits - peak).sum(dtype=np.float64))) + float(peak)
+    return TokenLogprob(
+        token_id=token_id,
+        logprob=float(logits[token_id]) - log_total,
+        top_ids=top.tolist(),
+        top_logprobs=(logits[top].astype(np.float64) - log_total).tolist(),
+    )
+
+
+def _choose(logits: Row, state: SamplerState, greedy_id: int) -> int:
+    greedy = state.params.temperature <= GREEDY_TEMPERATURE
+    if state.adjuster.changes_logits:
+        logits = logits.copy()
+        state.adjuster.apply(logits)
+        greedy_id = int(logits.argmax())
+    if greedy:
+        return greedy_id
+    scaled = (logits - logits[greedy_id]) / np.float32(state.params.temperature)
+    return _draw(scaled, state.params, uniform(state.params.seed, state.token_index))
+
+
+def _draw(scaled: Row, params: SamplingParams, random_number: float) -> int:
+    weights = np.exp(scaled)
+    if params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0:
+        return _invert_cdf(weights, random_number)
+    ids = surviving_ids(scaled, weights, params.top_k, params.top_p, params.min_p)
+    return int(ids[_invert_cdf(weights[ids], random_number)])
+
+
+def _invert_cdf(weights: Row, random_number: float) -> int:
+    """The first index whose cumulative weight exceeds `random_number` of the total.
+
+    Two levels: sums of blocks find the block, sums inside it find the index.
+    """
+    starts = np.arange(0, len(weights), _CDF_BLOCK)
+    ends = np.add.reduceat(weights.astype(np.float64), starts).cumsum()
+    # Rounding may lift the product to the total itself, which no cumulative weight exceeds.
+    target = min(random_number * ends[-1], np.nextafter(ends[-1], 0.0))
+    block = int(np.searchsorted(ends, target, side="right"))
+    before = ends[block - 1] if block else 0.0
+    start = int(starts[block])
+    inside = weights[start : start + _CDF_BLOCK].cumsum(dtype=np.float64) + before
+    at = int(np.searchsorted(inside, target, side="right"))
+    if at == len(inside):  # the two levels round differently: the last token with weight
+        at = int(np.flatnonzero(weights[start : start + _CDF_BLOCK])[-1])
+    return start + at

@@ -1,0 +1,249 @@
+"""Decides what one step computes: a varlen batch of decode tokens and prefill chunks.
+
+Every running sequence that decodes gets its token in every step; prefill chunks share the
+rest of the token budget in order of admission; what is left then admits waiting sequences.
+An admitted sequence holds blocks for all its tokens, so only decoding can run short of
+blocks. Then a victim gives up its blocks and is computed again later (recompute
+preemption). A sequence is a victim only once per token it produces, so every preemption is
+paid for with progress and the engine cannot thrash for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from kvcache import AdmissionRequest, CacheManager, Fits, NeverFits, NotNow
+from kvcache.preemption import VictimCandidate, choose_victim
+from service.engine.policy import Chunk, SchedulerLimits, StepBudget, WaitingQueue
+from service.engine.request import Sequence, SequenceState
+
+_MAX_EMPTY_STEPS = 3
+
+
+class NoProgress(Exception):
+    """There is work, but several steps in a row could do none of it: a defect, told loudly."""
+
+    def __init__(self, running: list[Sequence], waiting: list[Sequence]) -> None:
+        self.running = running
+        self.waiting = waiting
+        super().__init__(
+            f"nothing could be scheduled in {_MAX_EMPTY_STEPS} steps: "
+            f"running {running}, waiting {waiting[:8]} ({len(waiting)} in all)"
+        )
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What the step computes, and what became of sequences while it was planned."""
+
+    chunks: list[Chunk] = field(default_factory=list)  # decode tokens first
+    started: list[Sequence] = field(default_factory=list)  # admitted for the first time
+    refused: list[tuple[Sequence, NeverFits]] = field(default_factory=list)
+    evicted: list[Sequence] = field(default_factory=list)  # outgrew the whole pool
+    preempted: list[Sequence] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing at all happened."""
+        return not (self.chunks or self.refused or self.evicted or self.preempted)
+
+
+class Scheduler:
+    """The waiting and the running sequences, and the policy that moves them."""
+
+    def __init__(self, manager: CacheManager, limits: SchedulerLimits) -> None:
+        self._manager = manager
+        self._limits = limits
+        self._running: list[Sequence] = []  # in order of admission
+        self._waiting = WaitingQueue()
+        self._empty_steps = 0
+        # While nothing is released or computed, sequences that did not fit still do not
+        # fit: steps of pure decoding do not ask again.
+        self._admission_may_change = True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a sequence runs or waits."""
+        return bool(self._running) or len(self._waiting) > 0
+
+    @property
+    def running_count(self) -> int:
+        """Sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting_count(self) -> int:
+        """Sequences that wait for admission, preempted ones included."""
+        return len(self._waiting)
+
+    @property
+    def preempted_count(self) -> int:
+        """Sequences that lost their blocks and wait to come back."""
+        return self._waiting.preempted_count()
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queues a new sequence."""
+        self._waiting.add(sequence)
+        self._admission_may_change = True
+
+    def remove(self, sequence: Sequence) -> None:
+        """Takes out a sequence in whatever state; its blocks are free at once."""
+        if sequence.state.is_queued:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            self._manager.release(sequence.sequence_id)
+        self._admission_may_change = True
+
+    def computed(self, chunk: Chunk) -> None:
+        """Takes note that K and V of a chunk are written, and publishes full blocks."""
+        sequence = chunk.sequence
+        sequence.computed(chunk.count)
+        self._manager.commit(sequence.sequence_id, sequence.computed_tokens)
+        if sequence.state is SequenceState.PREFILL:
+            self._admission_may_change = True
+            if sequence.remaining_tokens == 0:
+                sequence.state = SequenceState.DECODE
+
+    def plan(self, now_seconds: float) -> StepPlan:
+        """Chooses the work of the next step; all of it holds its blocks then.
+
+        Raises NoProgress when work stays undone without a reason.
+        """
+        plan = StepPlan()
+        self._grow_decodes(plan, now_seconds)
+        budget = StepBudget(
+            tokens=self._limits.max_step_tokens,
+            chunk_tokens=self._limits.prefill_chunk_tokens,
+            logprob_rows=self._limits.prompt_logprob_rows,
+        )
+        for state in (SequenceState.DECODE, SequenceState.PREFILL):
+            for sequence in self._running:
+                if sequence.state is state:
+                    self._schedule(sequence, budget, plan)
+        if self._admission_may_change and not plan.preempted:
+            self._admit(budget, plan, now_seconds)
+        self._detect_standstill(plan)
+        return plan
+
+    def _schedule(self, sequence: Sequence, budget: StepBudget, plan: StepPlan) -> None:
+        start = sequence.computed_tokens
+        count = budget.take(start, sequence.remaining_tokens, sequence.missing_prompt_logprobs)
+        if count:
+            plan.chunks.append(Chunk(sequence, start, count))
+
+    # --- growth and preemption -------------------------------------------------
+
+    def _grow_decodes(self, plan: StepPlan, now_seconds: float) -> None:
+        """Gives the newest token of every decoding sequence a slot, at others' cost if need be."""
+        for sequence in tuple(self._running):
+            # A victim of an earlier one in this loop no longer decodes.
+            while sequence.state is SequenceState.DECODE and self._manager.append(
+                sequence.sequence_id, sequence.last_token_id
+            ):
+                victim = self._choose_victim()
+                if victim is None:
+                    plan.evicted.append(sequence)
+                    break
+                self._preempt(victim, plan, now_seconds)
+        for sequence in plan.evicted:
+            self.remove(sequence)
+
+    def _choose_victim(self) -> Sequence | None:
+        choice = choose_victim(
+            [
+                VictimCandidate(
+                    sequence_id=sequence.sequence_id,
+                    priority=sequence.spec.priority,
+                    recompute_tokens=self._manager.recompute_tokens(sequence.sequence_id),
+                    admitted_serial=serial,
+                    progressed=not sequence.preemptions or sequence.produced_since_admission > 0,
+                )
+                for serial, sequence in enumerate(self._running)
+            ]
+        )
+        return None if choice is None else self._running[choice.admitted_serial]
+
+    def _preempt(self, victim: Sequence, plan: StepPlan, now_seconds: float) -> None:
+        self._manager.preempt(victim.sequence_id)
+        self._running.remove(victim)
+        victim.preempted(now_seconds)
+        self._waiting.add(victim)
+        self._admission_may_change = True
+        plan.preempted.append(victim)
+
+    # --- admission ---------------------------------------------------------------
+
+    def _admit(self, budget: StepBudget, plan: StepPlan, now_seconds: float) -> None:
+        """Admits from the queue while slots, tokens and blocks last.
+
+        A sequence that does not fit now lets smaller ones behind it pass, but only
+        `max_skips` of them; then the rest waits for it.
+        """
+        too_big: list[Sequence] = []
+        for sequence in self._waiting:
+            if len(self._running) >= self._limits.running_sequences or not budget.tokens:
+                return
+            request = self._admission_request(sequence)
+            if request.use_cache and self._manager.pending_prefix(request):
+                continue  # another one computes this prefix right now: hit it, soon
+            answer = self._manager.admit(request)
+            if isinstance(answer, NeverFits):
+                self._turn_away(sequence, answer, plan)
+            elif isinstance(answer, NotNow):
+                too_big.append(sequence)
+                if sequence.skips >= self._limits.max_skips:
+                    break
+            elif self._start(sequence, answer, budget, plan, now_seconds):
+                for passed in too_big:
+                    passed.skips += 1
+        self._admission_may_change = False
+
+    def _admission_request(self, sequence: Sequence) -> AdmissionRequest:
+        spec = sequence.spec
+        return AdmissionRequest(
+            sequence_id=spec.sequence_id,
+            token_ids=sequence.token_ids,
+            namespace=spec.namespace,
+            use_cache=sequence.may_hit_cache,
+            publish=spec.publish_blocks,
+            headroom_blocks=self._limits.headroom_blocks,
+            resumed=spec.resumed or sequence.state is SequenceState.PREEMPTED,
+        )
+
+    def _turn_away(self, sequence: Sequence, answer: NeverFits, plan: StepPlan) -> None:
+        """A sequence larger than the pool: refused, or ended if it has already given output."""
+        self.remove(sequence)
+        if sequence.output_tokens:
+            plan.evicted.append(sequence)
+        else:
+            plan.refused.append((sequence, answer))
+
+    def _start(
+        self,
+        sequence: Sequence,
+        fits: Fits,
+        budget: StepBudget,
+        plan: StepPlan,
+        now_seconds: float,
+    ) -> bool:
+        """Admits a sequence with its first chunk; False if no chunk of it is left in the step."""
+        count = budget.take(
+            fits.cached_tokens,
+            sequence.num_tokens - fits.cached_tokens,
+            sequence.missing_prompt_logprobs,
+        )
+        if not count:
+            return False
+        if sequence.state is SequenceState.WAITING:
+            plan.started.append(sequence)
+        self._waiting.remove(sequence)
+        sequence.admitted(self._manager.begin(fits), now_seconds)
+        self._running.append(sequence)
+        plan.chunks.append(Chunk(sequence, sequence.computed_tokens, count))
+        return True
+
+    def _detect_standstill(self, plan: StepPlan) -> None:
+        self._empty_steps = self._empty_steps + 1 if plan.is_empty and self.has_work else 0
+        if self._empty_steps >= _MAX_EMPTY_STEPS:
+            raise NoProgress(list(self._running), list(self._waiting))

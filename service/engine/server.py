@@ -1,0 +1,64 @@
+"""The life of an engine process: load, say Ready, serve, leave."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
+
+from kvcache import CacheManager
+from service.config import EngineSettings
+from service.engine.channel import Channel, ChannelClosed
+from service.engine.core import EngineCore
+from service.engine.errors import StartError
+from service.engine.loop import run_loop
+from service.engine.messages import Loading, Ready, StartFailed
+from service.models.errors import ModelFileError
+
+if TYPE_CHECKING:
+    from service.engine.build import BuiltRunner
+
+Build: TypeAlias = "Callable[[EngineSettings, Callable[[Loading], None]], BuiltRunner]"
+
+EXIT_OK = 0
+EXIT_START_FAILED = 1
+
+
+def serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
+    """Runs an engine on a channel until the front ends it; returns the exit status.
+
+    Expected failures of the start are told with `StartFailed`. Every other exception is a
+    crash and passes through: the front sees the end of the stream and starts a new engine.
+    """
+    try:
+        return _serve(channel, settings, build)
+    except ChannelClosed:
+        return EXIT_OK
+
+
+def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
+    began_seconds = time.monotonic()
+    try:
+        built = build(settings, channel.send)
+    except (StartError, ModelFileError) as error:
+        channel.send(StartFailed(str(error)))
+        return EXIT_START_FAILED
+    manager = CacheManager(built.num_blocks, settings.block_tokens)
+    core = EngineCore(built.runner, manager, settings, built.max_context_tokens)
+    channel.send(
+        Ready(
+            model_version=built.model_version,
+            vocab_size=built.vocab_size,
+            max_context_tokens=built.max_context_tokens,
+            block_tokens=settings.block_tokens,
+            num_blocks=manager.usable_blocks,
+            bytes_per_block=built.layout.block_bytes,
+            weights_dtype=built.weights_dtype,
+            kv_dtype=built.kv_dtype,
+            device=built.device,
+            attention_backend=built.attention_backend,
+            load_seconds=time.monotonic() - began_seconds,
+        )
+    )
+    run_loop(core, channel)
+    return EXIT_OK

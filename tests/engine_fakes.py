@@ -1,0 +1,226 @@
+"""A model whose KV is a hash: any wrong slot, position or block changes what it says.
+
+`FakeRunner` keeps one 64-bit number per slot, the hash of (token, position) that belongs
+there. The logits of a token are a function of all numbers of its context, *read through the
+block table*. `oracle_logits` computes the same from the token list alone. So outputs agree
+with the oracle exactly when every block table, slot, position and cached block was right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache import CacheManager, KVDtype, KVLayout
+from service.config import EngineSettings
+from service.engine.core import EngineCore
+from service.engine.messages import (
+    Finished,
+    Loading,
+    Output,
+    SamplingParams,
+    SequenceSpec,
+    StepReport,
+)
+from service.engine.runner import StepBatch
+from service.engine.sampler import SamplerState, sample
+
+POISON = np.uint64(0xDEAD_BEEF_DEAD_BEEF)
+_MIX = np.uint64(0xBF58_476D_1CE4_E5B9)
+_GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
+
+
+def _scramble(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> np.uint64(31))) * _MIX
+    values = (values ^ (values >> np.uint64(29))) * _GOLDEN
+    return values ^ (values >> np.uint64(32))
+
+
+def kv_of(token_ids: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.uint64]:
+    """What belongs into the slots of these tokens."""
+    token_part = _scramble(token_ids.astype(np.uint64) + _GOLDEN)
+    return _scramble(token_part + positions.astype(np.uint64) * _MIX)
+
+
+def logits_of(context_kv: NDArray[np.uint64], vocab_size: int) -> NDArray[np.float32]:
+    """Logits [V] after a context, in [-4, 4); every entry and its place matter."""
+    places = _scramble(np.arange(1, len(context_kv) + 1, dtype=np.uint64))
+    digest = (context_kv * (places | np.uint64(1))).sum(dtype=np.uint64)
+    words = _scramble(np.arange(vocab_size, dtype=np.uint64) * _GOLDEN ^ digest)
+    return ((words >> np.uint64(40)).astype(np.float32) / np.float32(1 << 21)) - np.float32(4)
+
+
+def oracle_logits(token_ids: list[int], vocab_size: int) -> NDArray[np.float32]:
+    """Logits [V] for the token after `token_ids`."""
+    tokens = np.array(token_ids, np.int32)
+    return logits_of(kv_of(tokens, np.arange(len(tokens), dtype=np.int32)), vocab_size)
+
+
+def oracle_output(spec: SequenceSpec, vocab_size: int, max_context_tokens: int) -> list[int]:
+    """The whole output of a sequence that runs alone, without any engine."""
+    tokens, output = [*spec.prompt_ids], [*spec.output_ids]
+    state = SamplerState(spec)
+    while len(output) < spec.max_tokens and len(tokens) + len(output) < max_context_tokens:
+        (sampled,) = sample(oracle_logits(tokens + output, vocab_size)[None], [state])
+        output.append(sampled.token_id)
+        if sampled.token_id in (*spec.eos_ids, *spec.stop_ids):
+            break
+    return output
+
+
+class FakeRunner:
+    """Implements `Runner` and checks every batch it gets."""
+
+    def __init__(self, num_blocks: int, block_tokens: int, vocab_size: int) -> None:
+        self._block_tokens = block_tokens
+        self._vocab_size = vocab_size
+        self._kv = np.full(num_blocks * block_tokens, POISON, np.uint64)
+        self.batches: list[StepBatch] = []
+        self.computed_tokens = 0
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of logits per row."""
+        return self._vocab_size
+
+    def forward(self, batch: StepBatch) -> NDArray[np.float32]:
+        """Writes hashes, reads contexts through the block tables, answers logits."""
+        self._check(batch)
+        self.batches.append(batch)
+        self.computed_tokens += len(batch.token_ids)
+        self._kv[batch.slots] = kv_of(batch.token_ids, batch.positions)
+        owners = np.searchsorted(batch.query_starts, batch.logit_rows, side="right") - 1
+        logits = np.empty((len(batch.logit_rows), self._vocab_size), np.float32)
+        for row, (flat, owner) in enumerate(zip(batch.logit_rows, owners, strict=True)):
+            context = np.arange(batch.positions[flat] + 1)
+            blocks = batch.block_tables[owner][context // self._block_tokens].astype(np.int64)
+            kv = self._kv[blocks * self._block_tokens + context % self._block_tokens]
+            assert not (kv == POISON).any(), "a context reads a slot that was never written"
+            logits[row] = logits_of(kv, self._vocab_size)
+        return logits
+
+    def _check(self, batch: StepBatch) -> None:
+        tokens = len(batch.token_ids)
+        assert tokens == len(batch.positions) == len(batch.slots) == batch.query_starts[-1]
+        assert len(batch.query_starts) == len(batch.context_lens) + 1 == len(batch.block_tables) + 1
+        assert (np.diff(batch.query_starts) > 0).all()
+        assert len(np.unique(batch.slots)) == tokens, "two tokens share a slot"
+        assert (batch.slots >= self._block_tokens).all(), "a write to the null block"
+        assert ((batch.token_ids >= 0) & (batch.token_ids < self._vocab_size)).all()
+        last = batch.query_starts[1:] - 1
+        assert (batch.positions[last] + 1 == batch.context_lens).all()
+        assert (np.diff(batch.logit_rows) > 0).all()
+
+
+@dataclass(frozen=True)
+class FakeBuilt:
+    """Has the attributes of `BuiltRunner`."""
+
+    runner: FakeRunner
+    layout: KVLayout
+    num_blocks: int
+    max_context_tokens: int
+    vocab_size: int
+    model_version: str = "fake"
+    weights_dtype: str = "none"
+    kv_dtype: str = "float32"
+    device: str = "fake"
+    attention_backend: str = "hash"
+
+
+def build_fake(
+    settings: EngineSettings,
+    progress: Callable[[Loading], None],
+    vocab_size: int = 256,
+) -> FakeBuilt:
+    """Stands in for `build_runner`: same arguments, no model, no torch."""
+    num_blocks = (settings.kv_blocks or 256) + 1
+    progress(Loading("kv pool", num_blocks, num_blocks, "blocks"))
+    return FakeBuilt(
+        runner=FakeRunner(num_blocks, settings.block_tokens, vocab_size),
+        layout=KVLayout(1, 1, 2, settings.block_tokens, KVDtype.FLOAT32),
+        num_blocks=num_blocks,
+        max_context_tokens=settings.max_context_tokens or 4096,
+        vocab_size=vocab_size,
+    )
+
+
+def spec_of(
+    sequence_id: int,
+    prompt: Iterable[int],
+    max_tokens: int = 16,
+    sampling: SamplingParams | None = None,
+    **fields: Any,
+) -> SequenceSpec:
+    """A sequence, greedy unless `sampling` says otherwise."""
+    return SequenceSpec(
+        sequence_id=sequence_id,
+        prompt_ids=list(prompt),
+        output_ids=fields.pop("output_ids", []),
+        sampling=sampling or SamplingParams(temperature=0.0),
+        max_tokens=max_tokens,
+        **fields,
+    )
+
+
+class EngineHarness:
+    """An `EngineCore` over a `FakeRunner`, stepped by hand, with everything it said."""
+
+    def __init__(
+        self,
+        blocks: int = 256,
+        block_tokens: int = 16,
+        vocab_size: int = 256,
+        max_context_tokens: int = 4096,
+        **settings: Any,
+    ) -> None:
+        self.vocab_size = vocab_size
+        self.max_context_tokens = max_context_tokens
+        self.manager = CacheManager(blocks + 1, block_tokens)
+        self.runner = FakeRunner(blocks + 1, block_tokens, vocab_size)
+        self.now_seconds = 100.0
+        self.core = EngineCore(
+            self.runner,
+            self.manager,
+            EngineSettings(block_tokens=block_tokens, **settings),
+            max_context_tokens,
+            clock=lambda: self.now_seconds,
+        )
+        self.reports: list[StepReport] = []
+
+    def step(self) -> StepReport:
+        """One step, a second long; checks the manager from top to bottom afterwards."""
+        self.now_seconds += 1.0
+        report = self.core.step()
+        self.manager.audit()
+        self.reports.append(report)
+        return report
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Steps until nothing is left; fails if that takes more than `max_steps`."""
+        for _ in range(max_steps):
+            if not self.core.has_work:
+                return
+            self.step()
+        raise AssertionError(f"still at work after {max_steps} steps")
+
+    def outputs(self, sequence_id: int) -> list[Output]:
+        """All outputs of one sequence so far."""
+        return [o for r in self.reports for o in r.outputs if o.sequence_id == sequence_id]
+
+    def output(self, sequence_id: int) -> list[int]:
+        """All tokens of one sequence so far."""
+        return [token for output in self.outputs(sequence_id) for token in output.token_ids]
+
+    def finished(self, sequence_id: int) -> Finished:
+        """The one end of a sequence."""
+        (end,) = (f for r in self.reports for f in r.finished if f.sequence_id == sequence_id)
+        return end
+
+    def oracle(self, spec: SequenceSpec) -> list[int]:
+        """What the sequence says when it runs alone."""
+        return oracle_output(spec, self.vocab_size, self.max_context_tokens)

@@ -1,0 +1,209 @@
+"""The engine process as the front sees it: a socket, messages, an exit status."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from engine_fakes import oracle_output, spec_of
+
+from service.config import EngineSettings
+from service.engine.framing import FrameSplitter, frame
+from service.engine.messages import (
+    Abort,
+    Flush,
+    Flushed,
+    FromEngine,
+    Heartbeat,
+    Loading,
+    LookedUp,
+    Lookup,
+    Ready,
+    Shutdown,
+    StartFailed,
+    StepReport,
+    Submit,
+    ToEngine,
+)
+
+FAKE_ENGINE = Path(__file__).parents[1] / "fake_engine.py"
+
+
+class EngineProcess:
+    """A child engine with the hash model, and the front's end of its socket."""
+
+    def __init__(self, settings: EngineSettings, *options: str) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, str(FAKE_ENGINE), "--fd", str(theirs.fileno())),
+                    *("--settings", msgspec.json.encode(settings).decode(), *options),
+                ],
+                pass_fds=[theirs.fileno()],
+                stderr=subprocess.PIPE,
+                cwd=FAKE_ENGINE.parents[1],
+                env={**os.environ, "PYTHONPATH": str(FAKE_ENGINE.parents[1])},
+            )
+        self.socket = ours
+        self.socket.settimeout(30)
+        self._splitter = FrameSplitter()
+        self._decoder: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+
+    def send(self, message: ToEngine) -> None:
+        self.socket.sendall(frame(msgspec.msgpack.encode(message)))
+
+    def messages(self) -> Iterator[FromEngine]:
+        """Everything the engine says, until it closes its end."""
+        while data := self.socket.recv(65536):
+            for payload in self._splitter.feed(data):
+                yield self._decoder.decode(payload)
+
+    def until_ready(self) -> Ready:
+        return next(m for m in self.messages() if isinstance(m, Ready))
+
+    def stop(self) -> None:
+        self.socket.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.communicate(timeout=30)
+
+
+@pytest.fixture
+def engine() -> Iterator[EngineProcess]:
+    process = EngineProcess(EngineSettings(kv_blocks=64, max_context_tokens=512))
+    yield process
+    process.stop()
+
+
+def test_loading_then_ready_with_the_facts_of_the_pool(engine: EngineProcess) -> None:
+    messages = engine.messages()
+    assert isinstance(next(messages), Loading)
+    ready = next(messages)
+    assert isinstance(ready, Ready)
+    assert (ready.num_blocks, ready.block_tokens, ready.max_context_tokens) == (64, 16, 512)
+
+
+def test_submitted_sequences_stream_to_their_ends(engine: EngineProcess) -> None:
+    engine.until_ready()
+    specs = [spec_of(i, prompt=range(i, i + 30), max_tokens=5) for i in range(4)]
+    engine.send(Submit(specs))
+    output: dict[int, list[int]] = {spec.sequence_id: [] for spec in specs}
+    open_ids = set(output)
+    for message in engine.messages():
+        if isinstance(message, StepReport):
+            for said in message.outputs:
+                output[said.sequence_id] += said.token_ids
+            open_ids -= {end.sequence_id for end in message.finished}
+        if not open_ids:
+            break
+    assert output == {s.sequence_id: oracle_output(s, 256, 512) for s in specs}
+
+
+def test_idle_engine_sends_heartbeats(engine: EngineProcess) -> None:
+    engine.until_ready()
+    heartbeat = next(engine.messages())
+    assert isinstance(heartbeat, Heartbeat)
+    assert heartbeat.stats.blocks_free == heartbeat.stats.blocks_total == 64
+
+
+def test_calls_are_answered_with_their_ids(engine: EngineProcess) -> None:
+    engine.until_ready()
+    engine.send(Lookup(7, b"", list(range(40))))
+    engine.send(Flush(8, None))
+    engine.send(Abort([12345]))
+    answers = engine.messages()
+    assert next(answers) == LookedUp(7, 0)
+    assert next(answers) == Flushed(8, 0, 0)
+
+
+def test_shutdown_ends_with_status_0_and_nothing_on_stderr(engine: EngineProcess) -> None:
+    engine.until_ready()
+    engine.send(Shutdown())
+    assert list(engine.messages()) == []
+    _, stderr = engine.process.communicate(timeout=30)
+    assert (engine.process.returncode, stderr) == (0, b"")
+
+
+def test_end_of_stream_ends_a_working_engine_with_status_0(engine: EngineProcess) -> None:
+    engine.until_ready()
+    engine.send(Submit([spec_of(1, prompt=range(10), max_tokens=500)]))
+    next(engine.messages())
+    engine.socket.close()
+    _, stderr = engine.process.communicate(timeout=30)
+    assert (engine.process.returncode, stderr) == (0, b"")
+
+
+def test_signals_of_a_terminal_are_left_to_the_front(engine: EngineProcess) -> None:
+    engine.until_ready()
+    engine.process.send_signal(signal.SIGINT)
+    engine.process.send_signal(signal.SIGTERM)
+    engine.send(Lookup(1, b"", [1]))
+    assert isinstance(next(engine.messages()), LookedUp)
+
+
+def test_expected_start_failure_is_a_message_and_no_traceback() -> None:
+    engine = EngineProcess(EngineSettings(kv_blocks=1), "--fail")
+    _, failed = engine.messages()
+    assert failed == StartFailed("kv_blocks = 1: told to fail")
+    _, stderr = engine.process.communicate(timeout=30)
+    assert (engine.process.returncode, stderr) == (1, b"")
+    engine.stop()
+
+
+def test_crash_of_the_runner_closes_the_stream_with_a_traceback() -> None:
+    engine = EngineProcess(EngineSettings(), "--crash")
+    engine.until_ready()
+    engine.send(Submit([spec_of(1, prompt=range(10))]))
+    assert list(engine.messages()) == []
+    _, stderr = engine.process.communicate(timeout=30)
+    assert engine.process.returncode == 1
+    assert b"told to crash" in stderr
+    engine.stop()
+
+
+PARENT = """
+import socket, subprocess, sys, time
+ours, theirs = socket.socketpair()
+# It inherits both ends: it sees no end of stream, so only the kernel can end it.
+child = subprocess.Popen(
+    [sys.executable, sys.argv[1], "--fd", str(theirs.fileno()), "--settings", "{}"],
+    pass_fds=[theirs.fileno(), ours.fileno()],
+)
+ours.recv(4)
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_engine_dies_with_its_parent() -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(FAKE_ENGINE)],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(FAKE_ENGINE.parents[1])},
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert Path(f"/proc/{child}").exists()
+    parent.kill()
+    parent.communicate(timeout=30)
+    deadline = time.monotonic() + 20
+    while _is_alive(child):
+        assert time.monotonic() < deadline, "the engine outlived its parent"
+        time.sleep(0.05)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
