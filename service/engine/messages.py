@@ -245,6 +245,4 @@ class LookedUp(msgspec.Struct, array_like=True, tag="looked_up", frozen=True):
     cached_tokens: int
 
 
-FromEngine: TypeAlias = (
-    Loading | StartFailed | Ready | StepReport | Heartbeat | Flushed | LookedUp
-)
+FromEngine: TypeAlias = Loading | StartFailed | Ready | StepReport | Heartbeat | Flushed | LookedUp
