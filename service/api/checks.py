@@ -34,23 +34,27 @@ class Checks:
         if self._found:
             raise InvalidRequest(self._found)
 
-    def in_range(self, path: str, value: float, low: float, high: float) -> None:
+    def in_range(self, path: str, value: float, low: float, high: float, unit: str = "") -> None:
+        """Both ends are allowed."""
         if not low <= value <= high:
-            self.refuse(path, value, f"in [{low:g}, {high:g}]")
+            self.refuse(path, value, f"must be in [{low:g}, {high:g}] {unit}".rstrip())
 
-    def above_in_range(self, path: str, value: float, low: float, high: float) -> None:
+    def above_in_range(
+        self, path: str, value: float, low: float, high: float, unit: str = ""
+    ) -> None:
+        """The upper end is allowed, the lower one is not."""
         if not low < value <= high:
-            self.refuse(path, value, f"in ({low:g}, {high:g}]")
+            self.refuse(path, value, f"must be in ({low:g}, {high:g}] {unit}".rstrip())
 
     def at_most_bytes(self, path: str, text: str, limit_bytes: int) -> None:
         if len(text.encode()) > limit_bytes:
-            self.refuse(path, text, f"at most {limit_bytes} bytes")
+            self.refuse(path, text, f"must have at most {limit_bytes} bytes")
 
     def count(self, path: str, items: Sized, low: int, high: int) -> bool:
         """Whether the number of items is allowed; look at the items only then."""
         if low <= len(items) <= high:
             return True
-        self.refuse(f"{path}.length", len(items), f"in [{low}, {high}]")
+        self.refuse(f"{path}.length", len(items), f"must be in [{low}, {high}]")
         return False
 
     def token_ids(self, path: str, ids: Sequence[int], vocab_size: int) -> None:
@@ -58,24 +62,18 @@ class Checks:
         if len(ids) == 0 or max(ids) < vocab_size:
             return
         index = next(i for i, token_id in enumerate(ids) if token_id >= vocab_size)
-        self.refuse(f"{path}[{index}]", ids[index], f"below the vocabulary size {vocab_size}")
-
-    def duration_seconds(self, path: str, value: Duration, low: float, high: float) -> float:
-        """The duration in seconds, `low` excluded from its range only when it is 0."""
-        seconds = value.seconds + value.nanos / 1e9
-        if not (low <= seconds <= high and seconds > 0):
-            interval = f"({low:g}" if low == 0 else f"[{low:g}"
-            self.refuse(path, seconds, f"in {interval}, {high:g}] seconds")
-        return seconds
+        self.refuse(
+            f"{path}[{index}]", ids[index], f"must be below the vocabulary size {vocab_size}"
+        )
 
     def json_value(self, path: str, text: str, kind: type, limit_bytes: int) -> Any:
         """The parsed JSON text, None when it is empty or refused."""
         if not text:
             return None
         if len(text.encode()) > limit_bytes:
-            self.refuse(path, text, f"at most {limit_bytes} bytes")
+            self.refuse(path, text, f"must have at most {limit_bytes} bytes")
             return None
-        wanted = "a JSON object" if kind is dict else "a JSON array"
+        wanted = "must be a JSON object" if kind is dict else "must be a JSON array"
         try:
             value = json.loads(text)
         except (ValueError, RecursionError):
@@ -88,3 +86,8 @@ class Checks:
 
     def _at(self, path: str) -> str:
         return self._prefix + path
+
+
+def seconds_of(value: Duration) -> float:
+    """A Duration as a float, whatever the signs and sizes of its two fields."""
+    return value.seconds + value.nanos / 1e9

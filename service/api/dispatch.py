@@ -24,7 +24,13 @@ from google.protobuf import message, message_factory
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 
 from service.api import errors
-from service.api.errors import Context, FieldViolation, InvalidRequest, MalformedMessage
+from service.api.errors import (
+    ClientStalled,
+    Context,
+    FieldViolation,
+    InvalidRequest,
+    MalformedMessage,
+)
 
 TENANT_KEY = "x-tenant-id"
 MAX_REQUEST_ID_BYTES = 128
@@ -79,12 +85,14 @@ class Call:
     async def write(self, answer: message.Message, limit_seconds: float) -> None:
         """Sends one message of a stream.
 
-        Blocks while the flow-control window of the client is full, for at most `limit_seconds`:
-        then TimeoutError. Raises ClientGone when the call ended meanwhile.
+        Blocks while the flow-control window of the client is full, for at most `limit_seconds`,
+        then raises ClientStalled. Raises ClientGone when the call ended meanwhile.
         """
         try:
             async with asyncio.timeout(limit_seconds):
                 await self.context.write(answer)
+        except TimeoutError as error:
+            raise ClientStalled(limit_seconds) from error
         except grpc.aio.InternalError as error:
             raise ClientGone from error
 
@@ -205,7 +213,7 @@ def _identify(call: Call, request: message.Message, metadata: dict[str, str | by
     if not is_identifier(wanted_id, MAX_REQUEST_ID_BYTES):
         violations.append(
             FieldViolation(
-                path, wanted_id, f"at most {MAX_REQUEST_ID_BYTES} bytes of printable ASCII"
+                path, wanted_id, f"must be at most {MAX_REQUEST_ID_BYTES} bytes of printable ASCII"
             )
         )
     elif wanted_id:
@@ -216,7 +224,7 @@ def _identify(call: Call, request: message.Message, metadata: dict[str, str | by
             FieldViolation(
                 f"metadata.{TENANT_KEY}",
                 tenant,
-                f"at most {MAX_TENANT_BYTES} bytes of printable ASCII",
+                f"must be at most {MAX_TENANT_BYTES} bytes of printable ASCII",
             )
         )
     else:

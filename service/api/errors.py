@@ -45,10 +45,10 @@ class FieldViolation:
 
     path: str  # as in `options.sampling.temperature`
     value: object  # what was sent; shortened before it is shown
-    limit: str  # what would be accepted
+    limit: str  # what would be accepted, or why this is not
 
     def __str__(self) -> str:
-        return f"{self.path} is {_shorten(self.value)}, must be {self.limit}"
+        return f"{self.path} = {_shorten(self.value)}: {self.limit}"
 
 
 class ApiError(Exception):
@@ -89,6 +89,13 @@ class ModelNotFound(ApiError):
 
     model: str
     served: str
+
+
+@dataclass(slots=True)
+class ClientStalled(ApiError):
+    """The client did not take one message of a stream in time."""
+
+    limit_seconds: float
 
 
 @dataclass(slots=True, frozen=True)
@@ -186,6 +193,12 @@ FAULTS: dict[type[Exception], _Describe] = {
             "unsent_tokens": str(error.unsent_tokens),
             "limit_seconds": f"{error.limit_seconds:g}",
         },
+    ),
+    ClientStalled: lambda error: Fault(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "SLOW_READER",
+        f"the client did not read for {error.limit_seconds:g} s",
+        {"limit_seconds": f"{error.limit_seconds:g}"},
     ),
     Draining: lambda _: _DRAINING,
     NotReady: lambda _: _NOT_READY,

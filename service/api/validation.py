@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from service.api.checks import Checks
+from service.api.checks import Checks, seconds_of
 from service.api.errors import ContextLengthExceeded, FeatureDisabled
 from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.engine.messages import SamplingParams
@@ -28,7 +28,7 @@ MAX_TIME_LIMIT_SECONDS = 86400.0
 # Dividing logits by less than this leaves nothing but the most likely token, up to overflow.
 GREEDY_BELOW_TEMPERATURE = 0.001
 
-_SCALARS = (
+_SCALARS = [
     "temperature",
     "top_p",
     "top_k",
@@ -37,7 +37,7 @@ _SCALARS = (
     "frequency_penalty",
     "repetition_penalty",
     "seed",
-)
+]
 _CLOSED_RANGES = {
     "temperature": (0.0, 2.0),
     "min_p": (0.0, 1.0),
@@ -141,14 +141,12 @@ def check_prompt_ids(ids: Sequence[int], path: str, limits: ServingLimits) -> No
     """Raises InvalidRequest for an empty prompt or an id outside of the vocabulary."""
     checks = Checks()
     if len(ids) == 0:
-        checks.refuse(path, "", "at least one token")
+        checks.refuse(path, "", "must have at least one token")
     checks.token_ids(path, ids, limits.vocab_size)
     checks.finish()
 
 
-def check_prompt_logprobs(
-    prompt_tokens: int, options: CheckedOptions, limits: ServingLimits
-) -> None:
+def check_prompt_logprobs(prompt_tokens: int, options: CheckedOptions) -> None:
     """Raises InvalidRequest when the prompt logprobs would make too large a message."""
     alternatives = options.sampling.prompt_logprobs
     if alternatives is None:
@@ -157,7 +155,7 @@ def check_prompt_logprobs(
     checks = Checks()
     if entries > MAX_PROMPT_LOGPROB_ENTRIES:
         fitting = MAX_PROMPT_LOGPROB_ENTRIES // prompt_tokens - 1
-        limit = f"at most {fitting}" if fitting >= 0 else "unset"
+        limit = f"must be at most {fitting}" if fitting >= 0 else "must be unset"
         checks.refuse(
             "options.output.prompt_logprobs",
             alternatives,
@@ -196,7 +194,7 @@ def _check_sampling(
     sampling: pb.SamplingParams, limits: ServingLimits, fallback_seed: int, checks: Checks
 ) -> SamplingParams:
     """Fields that are not set take the default of the model, which is not the client's fault."""
-    given = {name: getattr(sampling, name) for name in _SCALARS if sampling.HasField(name)}
+    given = {f.name: value for f, value in sampling.ListFields() if f.name in _SCALARS}
     for name, value in given.items():
         if name in _CLOSED_RANGES:
             checks.in_range(name, value, *_CLOSED_RANGES[name])
@@ -207,7 +205,7 @@ def _check_sampling(
         logit_bias = dict(sampling.logit_bias)
         for token_id, bias in logit_bias.items():
             if token_id >= limits.vocab_size:
-                limit = f"a token id below the vocabulary size {limits.vocab_size}"
+                limit = f"must be a token id below the vocabulary size {limits.vocab_size}"
                 checks.refuse("logit_bias.key", token_id, limit)
             checks.in_range(f"logit_bias[{token_id}]", bias, -100, 100)
     resolved = msgspec.structs.replace(
@@ -226,20 +224,22 @@ def _check_stopping(
     """Returns the time limit in seconds."""
     if stopping.HasField("max_tokens"):
         if stopping.max_tokens == 0:
-            checks.refuse("max_tokens", 0, "at least 1")
+            checks.refuse("max_tokens", 0, "must be at least 1")
         elif stopping.min_tokens > stopping.max_tokens:
-            limit = f"at most max_tokens, {stopping.max_tokens}"
+            limit = f"must be at most max_tokens, {stopping.max_tokens}"
             checks.refuse("min_tokens", stopping.min_tokens, limit)
     if checks.count("stop", stopping.stop, 0, MAX_STOPS):
         for index, stop in enumerate(stopping.stop):
             if not stop:
-                checks.refuse(f"stop[{index}]", stop, "at least one byte")
+                checks.refuse(f"stop[{index}]", stop, "must not be empty")
             checks.at_most_bytes(f"stop[{index}]", stop, MAX_STOP_BYTES)
     if checks.count("stop_token_ids", stopping.stop_token_ids, 0, MAX_STOP_IDS):
         checks.token_ids("stop_token_ids", stopping.stop_token_ids, limits.vocab_size)
     if not stopping.HasField("time_limit"):
         return None
-    return checks.duration_seconds("time_limit", stopping.time_limit, 0, MAX_TIME_LIMIT_SECONDS)
+    seconds = seconds_of(stopping.time_limit)
+    checks.above_in_range("time_limit", seconds, 0, MAX_TIME_LIMIT_SECONDS, "seconds")
+    return seconds
 
 
 def _check_output(output: pb.OutputOptions, checks: Checks) -> dict[str, int | None]:

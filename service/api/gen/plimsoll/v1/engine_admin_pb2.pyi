@@ -123,7 +123,7 @@ class GetStatsResponse(_message.Message):
     TIME_FIELD_NUMBER: _builtins.int
     RUNNING_REQUESTS_FIELD_NUMBER: _builtins.int
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
-    PREEMPTED_REQUESTS_FIELD_NUMBER: _builtins.int
+    PREEMPTED_CANDIDATES_FIELD_NUMBER: _builtins.int
     SLOW_STREAMS_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     PRESSURE_FIELD_NUMBER: _builtins.int
@@ -139,11 +139,11 @@ class GetStatsResponse(_message.Message):
     DRAINING_FIELD_NUMBER: _builtins.int
     ENGINE_RESTARTS_TOTAL_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
-    """Requests in the batch."""
+    """Requests which entered the batch and have not ended."""
     waiting_requests: _builtins.int
     """Requests waiting for admission."""
-    preempted_requests: _builtins.int
-    """Requests preempted now."""
+    preempted_candidates: _builtins.int
+    """Candidates which lost their blocks and wait for them again."""
     slow_streams: _builtins.int
     """Streams whose client does not keep up."""
     pressure: Global___PressureLevel.ValueType
@@ -188,7 +188,7 @@ class GetStatsResponse(_message.Message):
         time: _timestamp_pb2.Timestamp | None = ...,
         running_requests: _builtins.int = ...,
         waiting_requests: _builtins.int = ...,
-        preempted_requests: _builtins.int = ...,
+        preempted_candidates: _builtins.int = ...,
         slow_streams: _builtins.int = ...,
         blocks: Global___BlockStats | None = ...,
         pressure: Global___PressureLevel.ValueType = ...,
@@ -206,7 +206,7 @@ class GetStatsResponse(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "since_last_step", b"since_last_step", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "completion_tokens_total", b"completion_tokens_total", "draining", b"draining", "engine_restarts_total", b"engine_restarts_total", "evictions_total", b"evictions_total", "preempted_requests", b"preempted_requests", "preemptions_total", b"preemptions_total", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_lookup_tokens_total", b"prefix_lookup_tokens_total", "pressure", b"pressure", "rejections_total", b"rejections_total", "running_requests", b"running_requests", "since_last_step", b"since_last_step", "slow_streams", b"slow_streams", "step_time", b"step_time", "steps_total", b"steps_total", "time", b"time", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "completion_tokens_total", b"completion_tokens_total", "draining", b"draining", "engine_restarts_total", b"engine_restarts_total", "evictions_total", b"evictions_total", "preempted_candidates", b"preempted_candidates", "preemptions_total", b"preemptions_total", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_lookup_tokens_total", b"prefix_lookup_tokens_total", "pressure", b"pressure", "rejections_total", b"rejections_total", "running_requests", b"running_requests", "since_last_step", b"since_last_step", "slow_streams", b"slow_streams", "step_time", b"step_time", "steps_total", b"steps_total", "time", b"time", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -221,7 +221,7 @@ class WatchPressureRequest(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def heartbeat(self) -> _duration_pb2.Duration:
-        """Longest silence. Range 100 ms to 60 s; unset: 5 s."""
+        """Longest silence. Range [100 ms, 60 s]; unset: 5 s."""
 
     def __init__(
         self,
@@ -372,7 +372,7 @@ class DrainRequest(_message.Message):
     @_builtins.property
     def grace(self) -> _duration_pb2.Duration:
         """When over, the rest is aborted with UNAVAILABLE. At least 0. Unset: no
-        limit but the deadline of this call.
+        limit but the deadline of this call; at most 24 h.
         """
 
     def __init__(

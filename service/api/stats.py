@@ -1,0 +1,74 @@
+"""From the numbers of the front to the messages of EngineAdminService. Pure."""
+
+from __future__ import annotations
+
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from service.api.answers import duration
+from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
+from service.engine.messages import EngineStats
+from service.front.state import FrontState, FrontStats
+
+
+def held_share(engine: EngineStats) -> float:
+    """Share of the pool that requests hold; cached blocks count as free."""
+    return engine.blocks_held / max(1, engine.blocks_total)
+
+
+def stats_message(stats: FrontStats, now_seconds: float) -> pb.GetStatsResponse:
+    """`now_seconds` is monotonic. Before the first engine speaks its part is left at zero."""
+    answer = pb.GetStatsResponse(
+        time=_now(),
+        running_requests=stats.live_requests - stats.waiting_requests,
+        waiting_requests=stats.waiting_requests,
+        slow_streams=stats.slow_streams,
+        pressure=pb.PressureLevel.ValueType(stats.pressure),
+        rejections_total=stats.rejected_requests,
+        completion_tokens_total=stats.completion_tokens,
+        draining=stats.state is FrontState.DRAINING,
+        engine_restarts_total=stats.engine_restarts,
+    )
+    if (engine := stats.engine) is not None:
+        answer.preempted_candidates = engine.preempted
+        answer.blocks.CopyFrom(_blocks(engine, stats.bytes_per_block))
+        answer.prefix_lookup_tokens_total = engine.lookup_tokens
+        answer.prefix_hit_tokens_total = engine.hit_tokens
+        answer.preemptions_total = engine.preemptions
+        answer.evictions_total = engine.evicted_blocks
+        answer.steps_total = engine.steps
+        answer.step_time.CopyFrom(duration(engine.step_seconds))
+        if engine.last_step_seconds > 0:
+            answer.since_last_step.CopyFrom(duration(now_seconds - engine.last_step_seconds))
+    return answer
+
+
+def pressure_message(stats: FrontStats) -> pb.WatchPressureResponse:
+    answer = pb.WatchPressureResponse(
+        time=_now(),
+        level=pb.PressureLevel.ValueType(stats.pressure),
+        waiting_requests=stats.waiting_requests,
+        suggested_retry_delay=duration(stats.suggested_retry_seconds),
+    )
+    if (engine := stats.engine) is not None:
+        answer.utilization = held_share(engine)
+        answer.blocks.CopyFrom(_blocks(engine, stats.bytes_per_block))
+    return answer
+
+
+def _blocks(engine: EngineStats, bytes_per_block: int) -> pb.BlockStats:
+    return pb.BlockStats(
+        total=engine.blocks_total,
+        free=engine.blocks_free,
+        cached=engine.blocks_cached,
+        # The engine counts promised blocks among the held ones, the API beside them.
+        active=engine.blocks_held - engine.blocks_reserved,
+        reserved=engine.blocks_reserved,
+        shared=engine.blocks_shared,
+        bytes_per_block=bytes_per_block,
+    )
+
+
+def _now() -> Timestamp:
+    now = Timestamp()
+    now.GetCurrentTime()
+    return now
