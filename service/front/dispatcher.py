@@ -1,0 +1,296 @@
+"""Brings live requests to the engine, whichever engine that is, and its words back."""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+import itertools
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from service.config import ServeSettings
+from service.engine.messages import (
+    Abort,
+    Flush,
+    Flushed,
+    FromEngine,
+    Heartbeat,
+    Loading,
+    LookedUp,
+    Lookup,
+    Ready,
+    Refused,
+    SequenceSpec,
+    StepReport,
+    Submit,
+)
+from service.front.engine_totals import EngineTotals
+from service.front.events import EngineLost, ExceedsCapacity, NotReady
+from service.front.journal import Journal
+from service.front.request import LiveRequest
+from service.front.supervisor import Supervisor
+
+
+class EngineState(enum.Enum):
+    """Of the engine as the front sees it."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+
+
+class DispatchObserver(Protocol):
+    """Who hears of what the engine did."""
+
+    def engine_loading(self, progress: Loading) -> None:
+        """The engine is starting."""
+
+    def engine_state_changed(self) -> None:
+        """`Dispatcher.state` has a new value."""
+
+    def requests_progressed(self, requests: Iterable[LiveRequest], now_seconds: float) -> None:
+        """These requests have something new for their readers, or are over."""
+
+    def engine_reported(self) -> None:
+        """`Dispatcher.totals` has new numbers."""
+
+
+class Dispatcher:
+    """Keeps the journal and sends each open sequence once to each engine.
+
+    A request waits in the submission queue while there is no engine, or while the engine
+    does not read; there it can be cancelled without the engine hearing of it.
+    """
+
+    def __init__(
+        self, settings: ServeSettings, command: Sequence[str], observer: DispatchObserver
+    ) -> None:
+        self._observer = observer
+        self._supervisor = Supervisor(settings, self, command)
+        self._journal = Journal()
+        self._requests: dict[LiveRequest, None] = {}  # not over, in order of arrival
+        self._queue: deque[LiveRequest] = deque()  # not submitted to the present engine
+        self._in_engine: dict[int, LiveRequest] = {}  # by sequence
+        self._call_ids = itertools.count()
+        self._calls: dict[int, asyncio.Future[Flushed | LookedUp]] = {}
+        self.state = EngineState.STARTING
+        self.failure: str | None = None
+        self.ready: Ready | None = None  # of the newest engine that was ready
+        self.totals = EngineTotals()
+
+    @property
+    def restarts(self) -> int:
+        """Engines that died and were replaced."""
+        return self._supervisor.restarts
+
+    @property
+    def engine_process_id(self) -> int | None:
+        """Of the present engine."""
+        return self._supervisor.process_id
+
+    def start(self) -> None:
+        """Begins to start the engine."""
+        self._supervisor.start()
+
+    async def stop(self) -> None:
+        """Stops the engine and reaps it."""
+        await self._supervisor.stop()
+        self._fail_calls()
+
+    # --- what the front asks for ---
+
+    def add(self, request: LiveRequest, specs: Sequence[SequenceSpec]) -> None:
+        """Takes charge of a request until it is over or forgotten."""
+        for spec in specs:
+            self._journal.open(spec)
+        self._requests[request] = None
+        self._queue.append(request)
+        self._submit_queue()
+
+    def end_sequences(self, request: LiveRequest, sequence_ids: Sequence[int]) -> None:
+        """The front ended these candidates; the engine frees their blocks within a step.
+
+        The request is over when the engine has told its figures of them.
+        """
+        running = self._abort(sequence_ids)
+        request.settle([i for i in sequence_ids if i not in running])
+        if request.over:
+            self._requests.pop(request, None)
+
+    def forget(self, request: LiveRequest) -> None:
+        """Nobody wants anything of this request any more. Idempotent."""
+        self._requests.pop(request, None)
+        sequence_ids = [candidate.sequence_id for candidate in request.candidates]
+        self._abort(sequence_ids)
+        for sequence_id in sequence_ids:
+            self._in_engine.pop(sequence_id, None)
+
+    async def flush(self, namespace: bytes | None) -> Flushed:
+        """Drops cached blocks. Raises NotReady without an engine, or when it dies."""
+        call_id = next(self._call_ids)
+        answer = await self._ask(call_id, Flush(call_id, namespace))
+        assert isinstance(answer, Flushed)
+        return answer
+
+    async def lookup(self, namespace: bytes, token_ids: list[int]) -> int:
+        """Leading tokens in the cache. Raises NotReady without an engine, or when it dies."""
+        call_id = next(self._call_ids)
+        answer = await self._ask(call_id, Lookup(call_id, namespace, token_ids))
+        assert isinstance(answer, LookedUp)
+        return answer.cached_tokens
+
+    # --- EngineListener ---
+
+    def engine_loading(self, progress: Loading) -> None:
+        self._observer.engine_loading(progress)
+
+    def engine_ready(self, ready: Ready) -> None:
+        if self.ready is not None and self.ready.model_version != ready.model_version:
+            # The files were replaced: going on would join the words of two models.
+            self._fail_all()
+        self.ready = ready
+        self._set_state(EngineState.READY)
+        self._submit_queue()
+
+    def engine_writable(self) -> None:
+        self._submit_queue()
+
+    def engine_lost(self) -> None:
+        self._drop_engine()
+        if self.state is EngineState.READY:
+            self._set_state(EngineState.RESTARTING)
+
+    def engine_failed(self, cause: str) -> None:
+        self._drop_engine()
+        self._fail_all()
+        self.failure = cause
+        self._set_state(EngineState.FAILED)
+
+    def engine_message(self, message: FromEngine) -> None:
+        match message:
+            case StepReport():
+                self._step(message)
+                self.totals.update(message.stats)
+                self._observer.engine_reported()
+            case Heartbeat():
+                self.totals.update(message.stats)
+                self._observer.engine_reported()
+            case Flushed() | LookedUp():
+                answer = self._calls.pop(message.call_id, None)
+                if answer is not None and not answer.done():
+                    answer.set_result(message)
+            case _:
+                raise AssertionError(f"not a message of a ready engine: {message!r}")
+
+    # --- inside ---
+
+    def _submit_queue(self) -> None:
+        while self._queue and self._supervisor.writable:
+            request = self._queue.popleft()
+            sequence_ids = request.open_sequences
+            if request not in self._requests or not sequence_ids:
+                continue
+            self._in_engine.update(dict.fromkeys(sequence_ids, request))
+            self._supervisor.send(Submit([self._journal.submission(i) for i in sequence_ids]))
+
+    def _abort(self, sequence_ids: Iterable[int]) -> set[int]:
+        """Closes the record of the sequences; answers those that the engine has to end."""
+        for sequence_id in sequence_ids:
+            self._journal.close(sequence_id)
+        running = self._in_engine.keys() & set(sequence_ids)
+        if running:
+            self._supervisor.send(Abort(sorted(running)))
+        return running
+
+    def _step(self, report: StepReport) -> None:
+        now_seconds = time.monotonic()
+        touched: dict[LiveRequest, None] = {}
+        matched: list[int] = []
+        for started in report.started:
+            request = self._in_engine.get(started.sequence_id)
+            if request is not None:
+                known_tokens = self._journal.started(started.sequence_id)
+                if known_tokens:
+                    request.account.resumed(known_tokens, started.cached_tokens)
+                request.started(started)
+                touched[request] = None
+        for output in report.outputs:
+            request = self._in_engine.get(output.sequence_id)
+            if request is not None:
+                self._journal.record(output.sequence_id, output.token_ids)
+                if request.output(output, now_seconds):
+                    matched.append(output.sequence_id)
+                touched[request] = None
+        for finished in report.finished:
+            request = self._in_engine.pop(finished.sequence_id, None)
+            if request is not None:
+                self._journal.close(finished.sequence_id)
+                request.finished(finished)
+                touched[request] = None
+        for refused in report.refused:
+            request = self._in_engine.pop(refused.sequence_id, None)
+            if request is not None:
+                self._refuse(request, refused)
+                touched[request] = None
+        self._abort(matched)
+        for request in touched:
+            if request.over:
+                self._requests.pop(request, None)
+        self._observer.requests_progressed(touched, now_seconds)
+
+    def _refuse(self, request: LiveRequest, refused: Refused) -> None:
+        request.fail(
+            ExceedsCapacity(
+                prompt_tokens=request.account.prompt_tokens,
+                needed_blocks=refused.needed_blocks,
+                total_blocks=refused.total_blocks,
+                limit_tokens=refused.limit_tokens,
+            )
+        )
+        self.forget(request)
+
+    def _drop_engine(self) -> None:
+        """The engine is gone: what it knew goes back to the queue, oldest request first."""
+        self._fail_calls()
+        self.totals.engine_lost()
+        self._in_engine.clear()
+        settled: list[LiveRequest] = []
+        for request in list(self._requests):
+            request.settle_finished()
+            if request.over:
+                del self._requests[request]
+                settled.append(request)
+        self._queue = deque(self._requests)
+        self._observer.requests_progressed(settled, time.monotonic())
+
+    def _fail_all(self) -> None:
+        requests = list(self._requests)
+        for request in requests:
+            sent_tokens = request.output_tokens - request.unsent_tokens
+            request.fail(EngineLost(tokens_sent=sent_tokens))
+            self.forget(request)
+        self._observer.requests_progressed(requests, time.monotonic())
+
+    def _fail_calls(self) -> None:
+        calls, self._calls = self._calls, {}
+        for answer in calls.values():
+            if not answer.done():
+                answer.set_exception(NotReady())
+
+    async def _ask(self, call_id: int, message: Flush | Lookup) -> Flushed | LookedUp:
+        if not self._supervisor.writable:
+            raise NotReady
+        answer: asyncio.Future[Flushed | LookedUp] = asyncio.get_running_loop().create_future()
+        self._calls[call_id] = answer
+        self._supervisor.send(message)
+        try:
+            return await answer
+        finally:
+            self._calls.pop(call_id, None)
+
+    def _set_state(self, state: EngineState) -> None:
+        self.state = state
+        self._observer.engine_state_changed()

@@ -1,0 +1,61 @@
+"""How requests ended: one log line and one count each. Never a word of prompt or output."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass
+
+import structlog
+
+from service.front.call import GenerationCall
+from service.front.events import RequestError
+from service.front.request import LiveRequest
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Outcomes:
+    """Counters since the start of the front."""
+
+    completed: int = 0  # the client took the end
+    failed: int = 0
+    cancelled: int = 0  # the client left
+    rejected: int = 0  # never admitted
+
+    def reject(self, call: GenerationCall, error: RequestError) -> None:
+        """A call was refused."""
+        self.rejected += 1
+        _log.info(
+            "request refused",
+            request_id=call.request_id,
+            tenant=call.tenant,
+            reason=type(error).__name__,
+            prompt_tokens=len(call.prompt_ids),
+        )
+
+    def end(self, request: LiveRequest) -> None:
+        """A request is not live any more."""
+        if request.error is not None:
+            self.failed += 1
+            outcome = type(request.error).__name__
+        elif request.end_taken:
+            self.completed += 1
+            outcome = "completed"
+        else:
+            self.cancelled += 1
+            outcome = "cancelled"
+        call = request.call
+        timings = asdict(request.account.timings(time.monotonic()))
+        reasons = [c.finish_reason.name if c.finish_reason else None for c in request.candidates]
+        _log.info(
+            "request ended",
+            request_id=call.request_id,
+            tenant=call.tenant,
+            outcome=outcome,
+            finish_reasons=reasons,
+            priority=call.priority,
+            unsent_tokens=request.unsent_tokens,
+            **asdict(request.account.usage(request.output_tokens)),
+            **{k: round(v, 6) if isinstance(v, float) else v for k, v in timings.items()},
+        )

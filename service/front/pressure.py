@@ -1,0 +1,69 @@
+"""Pressure of the KV pool as one of four levels, with hysteresis.
+
+A level is entered at its threshold and left only when the reading has fallen clearly below
+it, so that a pool at the edge does not flap between two levels with every step.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from service.engine.messages import EngineStats
+
+
+class PressureLevel(enum.IntEnum):
+    """The numbers are those of `plimsoll.v1.PressureLevel`."""
+
+    NORMAL = 1  # free and evictable blocks are plenty
+    ELEVATED = 2  # the pool fills up
+    HIGH = 3  # requests are preempted or wait for blocks
+    CRITICAL = 4  # new requests are refused
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """Shares between 0 and 1 at which a level is entered and left."""
+
+    enter: float
+    leave: float
+
+
+HELD_ELEVATED = Threshold(enter=0.75, leave=0.65)
+HELD_HIGH = Threshold(enter=0.90, leave=0.80)
+QUEUE_CRITICAL = Threshold(enter=1.0, leave=0.75)
+
+
+@dataclass(frozen=True, slots=True)
+class PressureReading:
+    """What the level is computed from."""
+
+    held_share: float  # of the pool, cached blocks counted as free
+    queue_share: float  # waiting requests of the most that may wait
+    preempted: int
+
+
+def read_pressure(
+    stats: EngineStats, waiting_requests: int, max_waiting_requests: int
+) -> PressureReading:
+    """The reading of an engine and its queue."""
+    return PressureReading(
+        held_share=stats.blocks_held / max(1, stats.blocks_total),
+        queue_share=waiting_requests / max_waiting_requests,
+        preempted=stats.preempted,
+    )
+
+
+def next_level(level: PressureLevel, reading: PressureReading) -> PressureLevel:
+    """The level after `reading`, when it was `level` before."""
+
+    def holds(value: float, threshold: Threshold, candidate: PressureLevel) -> bool:
+        return value >= (threshold.leave if level >= candidate else threshold.enter)
+
+    if holds(reading.queue_share, QUEUE_CRITICAL, PressureLevel.CRITICAL):
+        return PressureLevel.CRITICAL
+    if reading.preempted or holds(reading.held_share, HELD_HIGH, PressureLevel.HIGH):
+        return PressureLevel.HIGH
+    if holds(reading.held_share, HELD_ELEVATED, PressureLevel.ELEVATED):
+        return PressureLevel.ELEVATED
+    return PressureLevel.NORMAL

@@ -1,0 +1,107 @@
+"""What the front is doing, and the model that it serves."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from service.config import ServeSettings
+from service.engine.messages import EngineStats, Ready
+from service.front.pressure import PressureLevel
+
+if TYPE_CHECKING:
+    from service.tokenizer.tokenizer import Tokenizer
+
+
+class FrontState(enum.Enum):
+    """Health reads this; only READY takes new requests without a wait."""
+
+    STARTING = "starting"  # no engine has been ready yet
+    READY = "ready"
+    RESTARTING = "restarting"  # the engine died; requests wait for the next one
+    DRAINING = "draining"  # live requests end, new ones are refused
+    FAILED = "failed"  # the engine cannot be started, or dies again and again
+    STOPPED = "stopped"
+
+
+class EngineFailed(Exception):
+    """The engine cannot serve: it refused its settings, or died too often."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """Facts of the loaded model, its tokenizer and the pool behind it."""
+
+    name: str
+    version: str  # digest of weights and configuration
+    vocab_size: int
+    max_context_tokens: int
+    eos_ids: tuple[int, ...]
+    has_chat_template: bool
+    block_tokens: int
+    num_blocks: int  # usable ones
+    bytes_per_block: int
+    weights_dtype: str
+    kv_dtype: str
+    device: str
+    attention_backend: str
+    load_seconds: float
+
+
+def describe_model(settings: ServeSettings, ready: Ready, tokenizer: Tokenizer) -> ModelInfo:
+    """What a ready engine and the tokenizer tell about the model."""
+    return ModelInfo(
+        name=settings.served_model_name or Path(settings.engine.model).name,
+        version=ready.model_version,
+        vocab_size=ready.vocab_size,
+        max_context_tokens=ready.max_context_tokens,
+        eos_ids=tokenizer.eos_ids,
+        has_chat_template=tokenizer.has_chat_template,
+        block_tokens=ready.block_tokens,
+        num_blocks=ready.num_blocks,
+        bytes_per_block=ready.bytes_per_block,
+        weights_dtype=ready.weights_dtype,
+        kv_dtype=ready.kv_dtype,
+        device=ready.device,
+        attention_backend=ready.attention_backend,
+        load_seconds=ready.load_seconds,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class FrontStats:
+    """Gauges now and counters since the start of the front.
+
+    `engine` is None until the first engine has spoken; its counters go on over restarts.
+    """
+
+    state: FrontState
+    pressure: PressureLevel
+    engine: EngineStats | None
+    bytes_per_block: int
+    live_requests: int
+    waiting_requests: int  # of the live ones, not yet scheduled for the first time
+    slow_streams: int  # requests whose output waits for the client
+    suggested_retry_seconds: float
+    completed_requests: int
+    failed_requests: int
+    cancelled_requests: int
+    rejected_requests: int
+    engine_restarts: int
+
+
+class FlushResult(NamedTuple):
+    """Blocks of the prefix cache after a flush."""
+
+    dropped_blocks: int
+    kept_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class DrainResult:
+    """How the requests ended that were live when the drain began."""
+
+    completed: int
+    aborted: int
