@@ -42,17 +42,13 @@ class EngineAdminServicer:
                 await call.write(pressure_message(self._front.stats()), self._write_limit_seconds)
 
     async def FlushCache(self, request: pb.FlushCacheRequest, _: Call) -> pb.FlushCacheResponse:
-        namespace = request.cache_namespace
-        checks = Checks("cache_namespace.")
-        if not is_identifier(namespace.tenant, MAX_TENANT_BYTES):
+        checks = Checks()
+        if not is_identifier(request.tenant, MAX_TENANT_BYTES):
             limit = f"must be at most {MAX_TENANT_BYTES} bytes of printable ASCII"
-            checks.refuse("tenant", namespace.tenant, limit)
-        checks.at_most_bytes("salt", namespace.salt, MAX_SALT_BYTES)
+            checks.refuse("tenant", request.tenant, limit)
+        checks.at_most_bytes("salt", request.salt, MAX_SALT_BYTES)
         checks.finish()
-        if request.HasField("cache_namespace"):
-            dropped, kept = await self._front.flush(tenant=namespace.tenant, salt=namespace.salt)
-        else:
-            dropped, kept = await self._front.flush()
+        dropped, kept = await self._front.flush(tenant=request.tenant, salt=request.salt)
         return pb.FlushCacheResponse(dropped_blocks=dropped, kept_blocks=kept)
 
     async def Drain(self, request: pb.DrainRequest, _: Call) -> pb.DrainResponse:

@@ -53,6 +53,7 @@ class Call:
 
     context: Context
     request_id: str
+    arrival_seconds: float  # time.monotonic()
     tenant: str = ""
     deadline_seconds: float | None = None  # time.monotonic()
     _on_done: list[Callable[[], None]] = field(default_factory=list)
@@ -181,7 +182,7 @@ async def _serve(
 
     CancelledError passes through: gRPC raises it when the client or the deadline ended the call.
     """
-    call = Call(context, request_id=uuid.uuid4().hex)
+    call = Call(context, request_id=uuid.uuid4().hex, arrival_seconds=time.monotonic())
     context.add_done_callback(call.finish)  # type: ignore[arg-type]  # grpc-stubs wants a class
     try:
         if isinstance(request, MalformedMessage):
@@ -233,7 +234,7 @@ def _identify(call: Call, request: message.Message, metadata: dict[str, str | by
         raise InvalidRequest(violations)
     remaining_seconds = call.context.time_remaining()
     if remaining_seconds is not None:
-        call.deadline_seconds = time.monotonic() + remaining_seconds
+        call.deadline_seconds = call.arrival_seconds + remaining_seconds
 
 
 def is_identifier(value: object, max_bytes: int) -> TypeGuard[str]:

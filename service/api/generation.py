@@ -18,7 +18,6 @@ from service.api.prompts import GeneratingRequest, PromptReader
 from service.api.stats import held_share
 from service.api.validation import (
     ServingLimits,
-    bound_max_tokens,
     check_options,
     check_prompt_logprobs,
 )
@@ -26,7 +25,8 @@ from service.config import ServeSettings
 from service.engine.messages import SamplingParams
 from service.front.call import GenerationCall
 from service.front.events import Draining, Ended, Event, NotReady, Progress, Started
-from service.front.front import Front, RequestHandle
+from service.front.front import Front
+from service.front.handle import RequestHandle
 from service.front.state import FrontState, ModelInfo
 
 VERSION_KEY = "x-model-version"
@@ -126,11 +126,12 @@ class Generation:
         handle = await self._front.generate(
             GenerationCall(
                 request_id=call.request_id,
+                arrival_seconds=call.arrival_seconds,
                 tenant=call.tenant,
                 prompt_ids=prompt_ids,
                 sampling=options.sampling,
                 candidate_count=options.candidate_count,
-                max_tokens=bound_max_tokens(len(prompt_ids), options, limits),
+                max_tokens=options.max_tokens,
                 min_tokens=options.min_tokens,
                 stop=options.stop,
                 stop_ids=options.stop_ids,

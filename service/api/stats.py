@@ -24,7 +24,6 @@ def stats_message(stats: FrontStats, now_seconds: float) -> pb.GetStatsResponse:
         slow_streams=stats.slow_streams,
         pressure=pb.PressureLevel.ValueType(stats.pressure),
         rejections_total=stats.rejected_requests,
-        completion_tokens_total=stats.completion_tokens,
         draining=stats.state is FrontState.DRAINING,
         engine_restarts_total=stats.engine_restarts,
     )
@@ -36,6 +35,7 @@ def stats_message(stats: FrontStats, now_seconds: float) -> pb.GetStatsResponse:
         answer.preemptions_total = engine.preemptions
         answer.evictions_total = engine.evicted_blocks
         answer.steps_total = engine.steps
+        answer.completion_tokens_total = engine.decode_tokens
         answer.step_time.CopyFrom(duration(engine.step_seconds))
         if engine.last_step_seconds > 0:
             answer.since_last_step.CopyFrom(duration(now_seconds - engine.last_step_seconds))

@@ -164,19 +164,6 @@ def check_prompt_logprobs(prompt_tokens: int, options: CheckedOptions) -> None:
     checks.finish()
 
 
-def bound_max_tokens(
-    prompt_tokens: int, options: CheckedOptions, limits: ServingLimits
-) -> int | None:
-    """max_tokens, or None when the context ends the output before.
-
-    None lets the engine say FINISH_REASON_CONTEXT_LENGTH, which is then the truth.
-    """
-    if options.max_tokens is None:
-        return None
-    fits = prompt_tokens + options.max_tokens <= limits.max_context_tokens
-    return options.max_tokens if fits else None
-
-
 def _check_context(prompt_tokens: int, options: CheckedOptions, limits: ServingLimits) -> None:
     min_tokens = max(1, options.min_tokens)
     if prompt_tokens + min_tokens > limits.max_context_tokens:

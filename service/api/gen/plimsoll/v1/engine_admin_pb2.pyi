@@ -285,52 +285,28 @@ class WatchPressureResponse(_message.Message):
 Global___WatchPressureResponse: _TypeAlias = WatchPressureResponse  # noqa: Y015
 
 @_typing.final
-class CacheNamespace(_message.Message):
-    """A part of the prefix cache: requests share blocks within one namespace only."""
+class FlushCacheRequest(_message.Message):
+    """Request of FlushCache. Both fields empty: all blocks; else the blocks of the
+    requests of exactly this tenant with exactly this salt.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TENANT_FIELD_NUMBER: _builtins.int
     SALT_FIELD_NUMBER: _builtins.int
-    tenant: _builtins.str
-    """The tenant. Empty: that of callers who name none. At most 64 bytes."""
+    TENANT_FIELD_NUMBER: _builtins.int
     salt: _builtins.str
-    """CacheOptions.salt of its requests. Empty: that of requests without one. At
-    most 128 bytes.
-    """
+    """CacheOptions.salt of the requests, at most 128 bytes."""
+    tenant: _builtins.str
+    """Tenant of the requests, at most 64 bytes of printable ASCII."""
     def __init__(
         self,
         *,
-        tenant: _builtins.str = ...,
         salt: _builtins.str = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["salt", b"salt", "tenant", b"tenant"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___CacheNamespace: _TypeAlias = CacheNamespace  # noqa: Y015
-
-@_typing.final
-class FlushCacheRequest(_message.Message):
-    """Request of FlushCache."""
-
-    DESCRIPTOR: _descriptor.Descriptor
-
-    CACHE_NAMESPACE_FIELD_NUMBER: _builtins.int
-    @_builtins.property
-    def cache_namespace(self) -> Global___CacheNamespace:
-        """Only blocks of this namespace. Unset: all."""
-
-    def __init__(
-        self,
-        *,
-        cache_namespace: Global___CacheNamespace | None = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cache_namespace", b"cache_namespace"]  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_namespace", b"cache_namespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
