@@ -24,15 +24,23 @@ class AdmissionRequest:
     resumed: bool = False  # it was admitted before: its hits are not news about the cache
 
     def __post_init__(self) -> None:
-        if self.token_ids.ndim != 1 or self.token_ids.dtype != np.int32:
-            found = f"{self.token_ids.dtype} array of shape {self.token_ids.shape}"
-            raise InvalidArgumentError("token_ids", found, "a flat int32 array")
+        require_tokens(self.token_ids)
         if self.token_ids.size == 0:
             raise InvalidArgumentError("token_ids", [], "at least one token")
         if self.sequence_id < 0:
             raise InvalidArgumentError("sequence_id", self.sequence_id, "at least 0")
         if self.headroom_blocks < 0:
             raise InvalidArgumentError("headroom_blocks", self.headroom_blocks, "at least 0")
+
+
+def require_tokens(token_ids: NDArray[np.int32]) -> None:
+    """Raises InvalidArgumentError unless the array is flat int32.
+
+    Blocks are compared byte by byte: tokens of another type would never match, silently.
+    """
+    if token_ids.ndim != 1 or token_ids.dtype != np.int32:
+        found = f"{token_ids.dtype} array of shape {token_ids.shape}"
+        raise InvalidArgumentError("token_ids", found, "a flat int32 array")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,6 +15,7 @@ from kvcache.admission import (
     Fits,
     NeverFits,
     NotNow,
+    require_tokens,
     short_blocks,
 )
 from kvcache.audit import audit_ownership
@@ -142,6 +143,7 @@ class CacheManager:
 
     def lookup(self, namespace: bytes, token_ids: NDArray[np.int32]) -> int:
         """Cached leading tokens that a request of `token_ids` would hit. Counts nothing."""
+        require_tokens(token_ids)
         return self._match(namespace, token_ids).blocks * self.block_tokens
 
     # --- a live sequence -----------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import enum
 import heapq
 from collections import deque
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,6 +103,15 @@ class BlockPool:
     def exclusive_blocks(self, blocks: Blocks) -> int:
         """How many of `blocks` have a single holder."""
         return int(np.count_nonzero(self._refcount[blocks] == 1))
+
+    def history(self, block: int) -> tuple[Transition, ...]:
+        """What happened to a block, oldest first, as far as the bounded record reaches."""
+        found = [
+            Transition(serial, operation, _name(actor))
+            for serial, operation, actor, blocks in self._history
+            if block in blocks
+        ]
+        return tuple(found[-_HISTORY_FOUND:])
 
     # --- holding -------------------------------------------------------------
 
@@ -335,15 +343,6 @@ class BlockPool:
         limit = _HISTORY_PER_BLOCK * self.num_blocks
         while self._history_blocks > limit or len(self._history) > limit:
             self._history_blocks -= self._history.popleft()[3].size
-
-    def history(self, block: int) -> tuple[Transition, ...]:
-        """What happened to a block, oldest first, as far as the bounded record reaches."""
-        found: Sequence[Transition] = [
-            Transition(serial, operation, _name(actor))
-            for serial, operation, actor, blocks in self._history
-            if block in blocks
-        ]
-        return tuple(found[-_HISTORY_FOUND:])
 
 
 def _name(actor: int | str) -> str:

@@ -1,0 +1,110 @@
+"""Layout, arena, namespace keys, choice of victims."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from kvcache import Arena, KVDtype, KVLayout, VictimCandidate, choose_victim, namespace_key
+from kvcache.errors import ArenaError, InvalidArgumentError
+
+LAYOUT = KVLayout(layers=3, kv_heads=2, head_dim=8, block_tokens=4, dtype=KVDtype.BFLOAT16)
+
+
+def test_a_block_holds_keys_and_values_of_all_layers() -> None:
+    assert LAYOUT.shape(5) == (5, 3, 2, 4, 2, 8)
+    assert LAYOUT.block_elements == 3 * 2 * 4 * 2 * 8
+    assert LAYOUT.block_bytes == 2 * LAYOUT.block_elements
+    assert LAYOUT.token_bytes * 4 == LAYOUT.block_bytes
+
+
+@pytest.mark.parametrize("field", ["layers", "kv_heads", "head_dim", "block_tokens"])
+def test_a_layout_refuses_empty_dimensions(field: str) -> None:
+    sizes = {"layers": 3, "kv_heads": 2, "head_dim": 8, "block_tokens": 4, field: 0}
+    with pytest.raises(InvalidArgumentError, match=f"{field} is 0"):
+        KVLayout(**sizes, dtype=KVDtype.FLOAT32)
+
+
+def test_an_arena_is_writable_zeroed_memory_of_exactly_the_blocks() -> None:
+    with Arena(LAYOUT, 5) as arena:
+        assert len(arena.buffer) >= arena.size_bytes == 5 * LAYOUT.block_bytes
+        pool = np.frombuffer(arena.buffer, np.uint16).reshape(LAYOUT.shape(5))
+        assert not pool.any()
+        pool[4, 2, 1, 3, 1, 7] = 9
+        assert arena.buffer[-2:] == bytes([9, 0])
+        del pool
+
+
+def test_an_arena_in_use_is_not_unmapped() -> None:
+    arena = Arena(LAYOUT, 5)
+    pool = np.frombuffer(arena.buffer, np.uint16)
+    with pytest.raises(ArenaError, match="still viewed"):
+        arena.close()
+    assert pool[0] == 0
+    del pool
+    arena.close()
+    arena.close()
+
+
+def test_an_arena_that_cannot_be_mapped_says_how_large_it_was_to_be() -> None:
+    with pytest.raises(ArenaError) as caught:
+        Arena(LAYOUT, 2**50)
+    assert caught.value.size_bytes == 2**50 * LAYOUT.block_bytes
+
+
+def test_an_arena_needs_a_block_beside_the_null_block() -> None:
+    with pytest.raises(InvalidArgumentError, match="num_blocks is 1"):
+        Arena(LAYOUT, 1)
+
+
+def test_no_two_sets_of_namespace_fields_collide() -> None:
+    values = ["", "a", "b", "ab", "a\x00", "\x01\x00\x00\x00a"]
+    keys = {
+        namespace_key(tenant=tenant, salt=salt, adapter=adapter, fingerprint=fingerprint)
+        for tenant, salt, adapter, fingerprint in itertools.product(values, repeat=4)
+    }
+    assert len(keys) == len(values) ** 4
+
+
+def candidate(
+    sequence_id: int,
+    *,
+    priority: int = 0,
+    recompute_tokens: int = 100,
+    progressed: bool = True,
+) -> VictimCandidate:
+    return VictimCandidate(sequence_id, priority, recompute_tokens, sequence_id, progressed)
+
+
+def chosen(*candidates: VictimCandidate) -> int | None:
+    answers = {choose_victim(order) for order in itertools.permutations(candidates)}
+    assert len(answers) == 1, "the order of the candidates does not matter"
+    (victim,) = answers
+    return victim.sequence_id if victim is not None else None
+
+
+def test_a_lone_sequence_is_no_victim() -> None:
+    assert choose_victim([]) is None
+    assert chosen(candidate(1)) is None
+
+
+def test_the_lowest_priority_goes_first_whatever_it_costs() -> None:
+    assert chosen(candidate(1, priority=1, recompute_tokens=1), candidate(2), candidate(3)) == 3
+    cheap = candidate(3, priority=1, recompute_tokens=1)
+    assert chosen(candidate(1), candidate(2, recompute_tokens=900), cheap) == 1
+
+
+def test_of_one_priority_the_cheapest_recompute_goes() -> None:
+    assert chosen(candidate(1, recompute_tokens=5), candidate(2), candidate(3)) == 1
+
+
+def test_a_sequence_that_has_not_progressed_is_spared() -> None:
+    fresh = candidate(3, recompute_tokens=1, priority=-5, progressed=False)
+    assert chosen(candidate(1), candidate(2), fresh) == 2
+
+
+def test_if_none_has_progressed_the_last_admitted_goes() -> None:
+    candidates = [candidate(number, progressed=False) for number in (1, 2, 3)]
+    assert chosen(*candidates) == 3
