@@ -69,7 +69,9 @@ class ControlTokens:
     def disarm(self, text: str, mark: str) -> str:
         """Puts `mark` into each look-alike, and where the ends of the text could complete one.
 
-        Upper and lower case count as equal, since a template may change the case.
+        Upper and lower case count as equal, since a template may change the case. A template
+        that writes both ends of a control token around a string ('<|' + name + '|>') asks
+        for one with any name; only the template can prevent that.
         """
         text = self._any_case.sub(lambda match: match[0][0] + mark + match[0][1:], text)
         end = len(text.rstrip())

@@ -97,7 +97,8 @@ def _byte_level(fields: Fields, tokens: Sequence[str], types: Sequence[int]) -> 
     if rule is None:
         known = ", ".join(sorted(PRE_TOKENIZER_RULES))
         raise fields.error("pre", f"unknown pre-tokenizer; known are {known}")
-    base = Tokenizer(BPE(_ids(tokens), _merges(fields), ignore_merges=rule.ignore_merges))
+    ids = _ids(tokens)
+    base = Tokenizer(BPE(ids, _merges(fields, ids), ignore_merges=rule.ignore_merges))
     base.pre_tokenizer = rule.build()
     return _Model(base, Spelling.BYTE_LEVEL, rule.adds_bos, strips_leading_space=False)
 
@@ -182,15 +183,13 @@ def _templates(fields: Fields) -> dict[str, str]:
     return templates
 
 
-def _merges(fields: Fields) -> list[tuple[str, str]]:
+def _merges(fields: Fields, ids: Mapping[str, int]) -> list[tuple[str, str]]:
     merges = []
     for merge in _values(fields, "merges", str):
-        # A byte character is never a space, so the first one that follows something parts them.
         left, space, right = merge.partition(" ")
-        if not (left and space and right):
-            raise ModelFileError(
-                fields.path, f"{_PREFIX}merges", merge, "must be two tokens and a space"
-            )
+        if not space or left not in ids or right not in ids or left + right not in ids:
+            reason = "must be two tokens, parted by a space, whose union is a token"
+            raise ModelFileError(fields.path, f"{_PREFIX}merges", merge, reason)
         merges.append((left, right))
     return merges
 
