@@ -25,9 +25,10 @@ from service.engine.messages import (
     SamplingParams,
     SequenceSpec,
     StepReport,
+    TokenLogprob,
 )
 from service.engine.runner import StepBatch
-from service.engine.sampler import SamplerState, sample
+from service.engine.sampler import SamplerState, sample, token_logprob
 
 POISON = np.uint64(0xDEAD_BEEF_DEAD_BEEF)
 _MIX = np.uint64(0xBF58_476D_1CE4_E5B9)
@@ -224,3 +225,15 @@ class EngineHarness:
     def oracle(self, spec: SequenceSpec) -> list[int]:
         """What the sequence says when it runs alone."""
         return oracle_output(spec, self.vocab_size, self.max_context_tokens)
+
+    def oracle_prompt_logprobs(self, spec: SequenceSpec) -> list[TokenLogprob]:
+        """Its prompt logprobs, one forward pass of the whole prefix for each."""
+        assert spec.sampling.prompt_logprobs is not None
+        return [
+            token_logprob(
+                oracle_logits(spec.prompt_ids[:end], self.vocab_size),
+                spec.prompt_ids[end],
+                spec.sampling.prompt_logprobs,
+            )
+            for end in range(1, len(spec.prompt_ids))
+        ]

@@ -18,6 +18,7 @@ from service.engine.policy import Chunk, SchedulerLimits, StepBudget, WaitingQue
 from service.engine.request import Sequence, SequenceState
 
 _MAX_EMPTY_STEPS = 3
+_MAX_PASSED_OVER = 64  # bounds the time an admission pass takes in a long queue
 
 
 class NoProgress(Exception):
@@ -178,26 +179,34 @@ class Scheduler:
         """Admits from the queue while slots, tokens and blocks last.
 
         A sequence that does not fit now lets smaller ones behind it pass, but only
-        `max_skips` of them; then the rest waits for it.
+        `max_skips` of them; then the rest waits for it. Nothing passes a preempted one: it
+        came to wait because there were too many already.
         """
         too_big: list[Sequence] = []
+        deferred = 0
         for sequence in self._waiting:
             if len(self._running) >= self._limits.running_sequences or not budget.tokens:
                 return
             request = self._admission_request(sequence)
             if request.use_cache and self._manager.pending_prefix(request):
-                continue  # another one computes this prefix right now: hit it, soon
-            answer = self._manager.admit(request)
-            if isinstance(answer, NeverFits):
+                deferred += 1  # another one computes this prefix right now: hit it, soon
+            elif isinstance(answer := self._manager.admit(request), NeverFits):
                 self._turn_away(sequence, answer, plan)
             elif isinstance(answer, NotNow):
                 too_big.append(sequence)
-                if sequence.skips >= self._limits.max_skips:
-                    break
             elif self._start(sequence, answer, budget, plan, now_seconds):
                 for passed in too_big:
                     passed.skips += 1
+            if len(too_big) + deferred >= _MAX_PASSED_OVER or self._is_due(too_big):
+                break
         self._admission_may_change = False
+
+    def _is_due(self, too_big: list[Sequence]) -> bool:
+        """Whether one of those that do not fit has let enough others pass."""
+        return any(
+            sequence.state is SequenceState.PREEMPTED or sequence.skips >= self._limits.max_skips
+            for sequence in too_big
+        )
 
     def _admission_request(self, sequence: Sequence) -> AdmissionRequest:
         spec = sequence.spec
