@@ -52,8 +52,7 @@ def _rows(stats: engine_admin_pb2.GetStatsResponse) -> dict[str, str]:
     hit_rate = f"{hit / looked_up:.1%} of {looked_up} prompt tokens" if looked_up else "no lookups"
     return {
         "requests": f"{stats.running_requests} running, {stats.waiting_requests} waiting, "
-        f"{stats.preempted_requests} preempted, {stats.slow_streams} slow readers"
-        + (", draining" if stats.draining else ""),
+        f"{stats.slow_streams} slow readers" + (", draining" if stats.draining else ""),
         "KV blocks": f"{blocks.active} active, {blocks.reserved} reserved, {blocks.cached} cached, "
         f"{blocks.free} free of {blocks.total} ({blocks.total * blocks.bytes_per_block / 1e6:.0f}"
         " MB)",

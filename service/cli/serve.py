@@ -1,0 +1,103 @@
+"""Serve a model over gRPC.
+
+Settings come from flags, then environment variables (PLIMSOLL_PORT for --port, and so on),
+then a TOML file, then the defaults shown below. Inference and admin have a port each.
+
+The ports open at once; health says SERVING when the model is loaded. SIGTERM or Ctrl-C
+stops gracefully: new requests are refused, running ones get --grace-seconds to end. A
+second one stops at once. Exit status: 0 after a stop, 1 when the server cannot go on, 2
+for a wrong setting."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from service.cli.failure import CommandError
+from service.config import ServeSettings
+from service.settings import load_settings, settings_flags, settings_parser
+
+if TYPE_CHECKING:
+    from service.api.server import Addresses
+
+EXAMPLES = """\
+examples:
+  plimsoll serve
+  plimsoll serve --model ./my-model.gguf --kv-memory-bytes 512MiB
+  plimsoll serve --host 0.0.0.0 --port 9000 --admin-port 9001 --config plimsoll.toml
+"""
+
+# Variables of the client commands, which the settings do not know.
+_CLIENT_VARIABLES = ("PLIMSOLL_SERVER", "PLIMSOLL_ADMIN_SERVER")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [options]"
+    parser.add_argument(
+        "--ready-file",
+        metavar="FILE",
+        type=Path,
+        help="write the two addresses to this file, a line each, when the model is ready",
+    )
+    settings_parser(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments)
+    # Slow imports, after the settings are known to be right.
+    from service.api.ports import BindError
+    from service.api.server import run as run_server
+    from service.cli.loading import LoadingDisplay
+    from service.front.state import EngineFailed
+    from service.logs import configure_logging
+    from service.models.errors import ModelFileError
+
+    ready_file: Path | None = arguments.ready_file
+    with LoadingDisplay(settings.engine.model) as display:
+        # sys.stderr is the display's now, so that records appear above the bar …
+        configure_logging(settings.log_level, settings.log_format)
+
+        def ready(addresses: Addresses) -> None:
+            display.finish()
+            configure_logging(settings.log_level, settings.log_format)  # … and here no more
+            _announce(settings, addresses)
+            if ready_file is not None:
+                _write_whole(ready_file, f"{addresses.inference}\n{addresses.admin}\n")
+
+        try:
+            run_server(settings, ready, display.update)
+        except (BindError, EngineFailed, ModelFileError) as error:
+            raise CommandError(str(error)) from error
+    return 0
+
+
+def _settings(arguments: argparse.Namespace) -> ServeSettings:
+    environment = {k: v for k, v in os.environ.items() if k not in _CLIENT_VARIABLES}
+    try:
+        return load_settings(
+            settings_flags(arguments),
+            environment=environment,
+            config_file=getattr(arguments, "config", None),
+        )
+    except ValueError as error:
+        raise CommandError(str(error), 2) from error
+
+
+def _announce(settings: ServeSettings, addresses: Addresses) -> None:
+    print(
+        f"serving {settings.served_model_name or settings.engine.model}\n"
+        f"  inference  {addresses.inference}\n"
+        f"  admin      {addresses.admin}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """A reader sees all of it or no file."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
