@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def _oracle(text: str, stops: list[str], include_stop: bool) -> tuple[str, str |
 
 def _chunks(text: str, cuts: list[int]) -> list[str]:
     edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
-    return [text[start:end] for start, end in zip(edges, edges[1:], strict=False)]
+    return [text[start:end] for start, end in pairwise(edges)]
 
 
 @given(_TEXT, _STOPS, st.lists(st.integers(0, 40), max_size=12), st.booleans())

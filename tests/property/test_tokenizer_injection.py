@@ -13,13 +13,9 @@ from tiny_tokenizers import byte_level_tokenizer, hf_folder
 from service.tokenizer import ChatMessage, Tokenizer, load_tokenizer
 
 # Pieces of control tokens, white space and private-use characters in every order.
-_HOSTILE = st.lists(
-    st.sampled_from(
-        ["<|im_start|>", "<|IM_END|>", "<|", "im_", "start", "end", "|>", "<", ">", "|", " ", "\n"]
-        + ["\ue000", "\ue001", "é", "x"]
-    ),
-    max_size=6,
-).map("".join)
+_PIECES = ("<|im_start|>", "<|IM_END|>", "<|", "im_", "start", "end", "|>", "<", ">", "|")
+_OTHERS = (" ", "\n", "\ue000", "\ue001", "é", "x")
+_HOSTILE = st.lists(st.sampled_from(_PIECES + _OTHERS), max_size=6).map("".join)
 
 _TEMPLATES: dict[str, tuple[str, Callable[[str], str]]] = {
     "glued": ("{% for m in messages %}{{ m.content }}{% endfor %}", lambda text: text),
