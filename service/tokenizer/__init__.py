@@ -1,6 +1,14 @@
-"""Text and token ids: the model's tokenizer, its chat template, streaming text, stop strings."""
+"""Text and token ids: the model's tokenizer, its chat template, streaming text, stop strings.
 
-from service.tokenizer.chat_template import ChatLimits
+What needs the `tokenizers` library or Jinja is imported on first use, so that modules which
+only stream text, and command lines, start fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
 from service.tokenizer.errors import (
     ChatInputError,
     ChatTemplateError,
@@ -9,9 +17,12 @@ from service.tokenizer.errors import (
     TokenizerError,
 )
 from service.tokenizer.incremental import IncrementalDetokenizer
-from service.tokenizer.load import load_tokenizer
 from service.tokenizer.stops import StopMatcher
-from service.tokenizer.tokenizer import ROLES, ChatMessage, Tokenizer
+
+if TYPE_CHECKING:
+    from service.tokenizer.chat_template import ChatLimits
+    from service.tokenizer.load import load_tokenizer
+    from service.tokenizer.tokenizer import ROLES, ChatMessage, Tokenizer
 
 __all__ = [
     "ROLES",
@@ -27,3 +38,18 @@ __all__ = [
     "TokenizerError",
     "load_tokenizer",
 ]
+
+_HOMES = {
+    "ROLES": "tokenizer",
+    "ChatLimits": "chat_template",
+    "ChatMessage": "tokenizer",
+    "Tokenizer": "tokenizer",
+    "load_tokenizer": "load",
+}
+
+
+def __getattr__(name: str) -> object:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{home}"), name)
