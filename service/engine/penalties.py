@@ -110,5 +110,6 @@ def _penalise_repetition(
 ) -> None:
     penalty = np.float32(params.repetition_penalty)
     values = logits[ids]
-    changed = np.where(values > 0, values / penalty, values * penalty)
+    with np.errstate(over="ignore"):
+        changed = np.where(values > 0, values / penalty, values * penalty)
     logits[ids] = np.clip(changed, -_LOGIT_LIMIT, _LOGIT_LIMIT)

@@ -123,13 +123,15 @@ def _choose(logits: Row, state: SamplerState, greedy_id: int) -> int:
         greedy_id = int(logits.argmax())
     if greedy:
         return greedy_id
-    scaled = (logits - logits[greedy_id]) / np.float32(state.params.temperature)
+    with np.errstate(over="ignore"):  # -inf is right: such a token has no weight
+        scaled = (logits - logits[greedy_id]) / np.float32(state.params.temperature)
     return _draw(scaled, state.params, uniform(state.params.seed, state.token_index))
 
 
 def _draw(scaled: Row, params: SamplingParams, random_number: float) -> int:
     weights = np.exp(scaled)
-    if params.top_k == 0 and params.top_p >= 1.0 and params.min_p <= 0.0:
+    keeps_all = params.top_k == 0 or params.top_k >= len(scaled)
+    if keeps_all and params.top_p >= 1.0 and params.min_p <= 0.0:
         return _invert_cdf(weights, random_number)
     ids = surviving_ids(scaled, weights, params.top_k, params.top_p, params.min_p)
     return int(ids[_invert_cdf(weights[ids], random_number)])

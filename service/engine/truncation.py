@@ -49,18 +49,16 @@ def surviving_ids(
             et al., "The Curious Case of Neural Text Degeneration", 2020).
         min_p: least weight relative to the largest (Nguyen et al., "Min-p", 2024).
     """
-    limit = len(scaled) if top_k == 0 else min(top_k, len(scaled))
+    vocab_size = len(scaled)
+    limit = vocab_size if top_k == 0 else min(top_k, vocab_size)
+    least = math.log(min_p) if min_p > 0 else -math.inf
     if top_p < 1.0:
         ids = _nucleus(scaled, weights, limit, top_p)
-    elif limit < len(scaled):
+    elif limit < vocab_size:
         ids = top_ids(scaled, limit)
     else:
-        ids = np.flatnonzero(scaled >= _log(min_p))
-    return ids[scaled[ids] >= _log(min_p)]
-
-
-def _log(value: float) -> float:
-    return math.log(value) if value > 0 else -math.inf
+        ids = top_ids(scaled, int(np.count_nonzero(scaled >= least)))
+    return ids[scaled[ids] >= least]
 
 
 def _nucleus(
