@@ -17,7 +17,6 @@ from tokenizers.models import BPE
 
 from service.models.errors import ModelFileError
 from service.models.fields import Fields
-from service.tokenizer.control_tokens import ControlToken
 from service.tokenizer.pretokenizers import PRE_TOKENIZER_RULES
 from service.tokenizer.token_bytes import SPACE_MARK, Spelling
 from service.tokenizer.vocabulary import Vocabulary, encoder
@@ -47,13 +46,18 @@ def gguf_vocabulary(path: Path, metadata: Mapping[str, object]) -> Vocabulary:
     if build is None:
         known = ", ".join(sorted(_MODELS))
         raise fields.error("model", f"unknown kind of tokenizer; known are {known}")
-    model = build(fields, tokens, types)
-    plain = encoder(model.base, _added_tokens(tokens, types), path, at_start=True)
     bos = fields.token_ids("bos_token_id", len(tokens))
     eos = fields.token_ids("eos_token_id", len(tokens))
     eot = fields.token_ids("eot_token_id", len(tokens))
     eom = fields.token_ids("eom_token_id", len(tokens))
-    unknown = fields.token_ids("unknown_token_id", len(tokens))
+    for token_id in (*bos, *eos, *eot, *eom):  # whatever their type says
+        types[token_id] = _TokenType.CONTROL
+    model = build(fields, tokens, types)
+    added = {
+        token_id: AddedToken(tokens[token_id], special=special, normalized=False)
+        for token_id, special in _literal_tokens(types)
+    }
+    plain = encoder(model.base, added, path, at_start=True)
     return Vocabulary(
         plain=plain,
         inner=plain,
@@ -61,17 +65,8 @@ def gguf_vocabulary(path: Path, metadata: Mapping[str, object]) -> Vocabulary:
         spelling=model.spelling,
         byte_fallback=_TokenType.BYTE in types,
         strips_leading_space=model.strips_leading_space,
-        added={
-            token_id: tokens[token_id]
-            for token_id, kind_of in enumerate(types)
-            if kind_of in (_TokenType.CONTROL, _TokenType.USER_DEFINED, _TokenType.UNKNOWN)
-        },
-        control=tuple(
-            ControlToken(token_id, tokens[token_id])
-            for token_id, kind_of in enumerate(types)
-            if kind_of in (_TokenType.CONTROL, _TokenType.UNKNOWN)
-        ),
-        unknown_id=unknown[0] if unknown else None,
+        added=added,
+        unknown_id=model.unknown_id,
         bos_id=bos[0] if bos else None,
         eos_ids=tuple(dict.fromkeys((*eos, *eot, *eom))),
         prefix_ids=bos[:1] if fields.flag("add_bos_token", model.adds_bos) else (),
@@ -89,6 +84,7 @@ class _Model:
     spelling: Spelling
     adds_bos: bool  # when the file does not say
     strips_leading_space: bool
+    unknown_id: int | None
 
 
 def _byte_level(fields: Fields, tokens: Sequence[str], types: Sequence[int]) -> _Model:
@@ -100,17 +96,19 @@ def _byte_level(fields: Fields, tokens: Sequence[str], types: Sequence[int]) -> 
     ids = _ids(tokens)
     base = Tokenizer(BPE(ids, _merges(fields, ids), ignore_merges=rule.ignore_merges))
     base.pre_tokenizer = rule.build()
-    return _Model(base, Spelling.BYTE_LEVEL, rule.adds_bos, strips_leading_space=False)
+    return _Model(
+        base, Spelling.BYTE_LEVEL, rule.adds_bos, strips_leading_space=False, unknown_id=None
+    )
 
 
 def _sentencepiece(fields: Fields, tokens: Sequence[str], types: Sequence[int]) -> _Model:
     adds_space = fields.flag("add_space_prefix", True)
-    unknown = fields.token_ids("unknown_token_id", len(tokens))
+    unknown = next(iter(fields.token_ids("unknown_token_id", len(tokens))), None)
     base = Tokenizer(
         BPE(
             _ids(tokens),
             sentencepiece_merges(tokens, _values(fields, "scores", float, len(tokens)), types),
-            unk_token=tokens[unknown[0]] if unknown else None,
+            unk_token=None if unknown is None else tokens[unknown],
             fuse_unk=True,
             byte_fallback=_TokenType.BYTE in types,
         )
@@ -119,7 +117,13 @@ def _sentencepiece(fields: Fields, tokens: Sequence[str], types: Sequence[int]) 
     base.normalizer = (
         normalizers.Sequence([normalizers.Prepend(SPACE_MARK), replace]) if adds_space else replace
     )
-    return _Model(base, Spelling.SENTENCEPIECE, adds_bos=True, strips_leading_space=adds_space)
+    return _Model(
+        base,
+        Spelling.SENTENCEPIECE,
+        adds_bos=True,
+        strips_leading_space=adds_space,
+        unknown_id=unknown,
+    )
 
 
 _MODELS: Mapping[str, Callable[[Fields, Sequence[str], Sequence[int]], _Model]] = {
@@ -156,11 +160,11 @@ def _halves(token: str) -> Iterator[tuple[str, str]]:
         yield token[:middle], token[middle:]
 
 
-def _added_tokens(tokens: Sequence[str], types: Sequence[int]) -> Iterator[tuple[int, AddedToken]]:
+def _literal_tokens(types: Sequence[int]) -> Iterator[tuple[int, bool]]:
+    """The tokens whose text is no spelling of bytes, and whether each is a control token."""
     for token_id, kind in enumerate(types):
         if kind in (_TokenType.CONTROL, _TokenType.UNKNOWN, _TokenType.USER_DEFINED):
-            special = kind != _TokenType.USER_DEFINED
-            yield token_id, AddedToken(tokens[token_id], special=special, normalized=False)
+            yield token_id, kind != _TokenType.USER_DEFINED
 
 
 def _special_texts(fields: Fields, tokens: Sequence[str]) -> dict[str, str]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
 
 from service.models.errors import ModelFileError
 from service.models.fields import Fields
-from service.tokenizer.control_tokens import ControlToken
 from service.tokenizer.token_bytes import SPACE_MARK, Spelling
 from service.tokenizer.vocabulary import Vocabulary, encoder, marks_first_word
 
@@ -29,30 +29,28 @@ def hf_vocabulary(folder: Path) -> Vocabulary:
             folder, _TOKENIZER, None, "is missing; a tokenizer.model alone cannot be read"
         )
     base = _read_tokenizer(path)
-    added = sorted(base.get_added_tokens_decoder().items())
-    size = max(base.get_vocab_size(), added[-1][0] + 1 if added else 0)
-    tokens = [(token_id, _with_control(token)) for token_id, token in added]
+    if not isinstance(base.model, BPE):
+        kind = type(base.model).__name__
+        raise ModelFileError(path, "model.type", kind, "only BPE is supported")
     config = _read_json(folder / "tokenizer_config.json")
     texts = _special_texts(config)
     special = {name: _special_id(config, base, name, text) for name, text in texts.items()}
+    added = _added_tokens(base, {special[name]: texts[name] for name in texts})
+    size = max(base.get_vocab_size(), 1 + max(added, default=0))
+    unknown = base.model.unk_token
     spelling, byte_fallback, strips_space = _decoding(path, base)
     prefix, suffix = _surrounding(base)
     bos, eos = special.get("bos_token"), special.get("eos_token")
-    plain = encoder(base, tokens, path, at_start=True)
+    plain = encoder(base, added, path, at_start=True)
     return Vocabulary(
         plain=plain,
-        inner=encoder(base, tokens, path, at_start=False) if marks_first_word(base) else plain,
+        inner=encoder(base, added, path, at_start=False) if marks_first_word(base) else plain,
         size=size,
         spelling=spelling,
         byte_fallback=byte_fallback,
         strips_leading_space=strips_space,
-        added={token_id: token.content for token_id, token in tokens},
-        control=tuple(
-            ControlToken(token_id, token.content, token.lstrip, token.rstrip)
-            for token_id, token in tokens
-            if token.special
-        ),
-        unknown_id=special.get("unk_token"),
+        added=added,
+        unknown_id=None if unknown is None else base.token_to_id(unknown),
         bos_id=bos,
         eos_ids=_eos_ids(folder, eos, size),
         prefix_ids=_asked_for(config, "add_bos_token", bos, prefix),
@@ -82,18 +80,27 @@ def _read_json(path: Path) -> Fields:
     return Fields(path, values)
 
 
-def _with_control(token: AddedToken) -> AddedToken:
-    looks = any(token.content.startswith(a) and token.content.endswith(z) for a, z in _CONTROL_LIKE)
-    if token.special or not looks:
-        return token
-    return AddedToken(
-        token.content,
-        single_word=token.single_word,
-        lstrip=token.lstrip,
-        rstrip=token.rstrip,
-        normalized=token.normalized,
-        special=True,
-    )
+def _added_tokens(base: Tokenizer, special: Mapping[int, str]) -> dict[int, AddedToken]:
+    """The added tokens by id, in order, with those that the configuration calls special."""
+    added = {
+        token_id: AddedToken(text, special=True, normalized=False)
+        for token_id, text in special.items()
+    }
+    for token_id, token in base.get_added_tokens_decoder().items():
+        is_control = token.special or token_id in special or _looks_like_control(token.content)
+        added[token_id] = AddedToken(
+            token.content,
+            single_word=token.single_word,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized,
+            special=is_control,
+        )
+    return dict(sorted(added.items()))
+
+
+def _looks_like_control(text: str) -> bool:
+    return any(text.startswith(head) and text.endswith(tail) for head, tail in _CONTROL_LIKE)
 
 
 def _special_texts(config: Fields) -> dict[str, str]:

@@ -41,8 +41,15 @@ class Tokenizer:
         """`model` is the name that errors show. Template errors as in ChatTemplate."""
         self._model = model
         self._vocabulary = vocabulary
-        self._control = ControlTokens(vocabulary.control)
-        self._special_ids = frozenset(token.token_id for token in vocabulary.control)
+        self._literal = {
+            token_id: token.content.encode() for token_id, token in vocabulary.added.items()
+        }
+        control = {token_id: token for token_id, token in vocabulary.added.items() if token.special}
+        self._control = ControlTokens(
+            ControlToken(token_id, token.content, token.lstrip, token.rstrip)
+            for token_id, token in control.items()
+        )
+        self._special_ids = frozenset(control)
         self._forbidden_ids = self._special_ids - {vocabulary.unknown_id}
         self._template = (
             ChatTemplate(vocabulary.templates, vocabulary.special_texts, limits)
@@ -84,14 +91,14 @@ class Tokenizer:
 
         Empty for an id without a token: models pad their vocabulary, and may sample there.
         """
+        literal = self._literal.get(token_id)
+        if literal is not None:
+            return literal
         vocabulary = self._vocabulary
-        text = vocabulary.added.get(token_id)
-        if text is not None:
-            return text.encode()
-        ordinary: str | None = vocabulary.plain.id_to_token(token_id)
-        if ordinary is None:
+        text: str | None = vocabulary.plain.id_to_token(token_id)
+        if text is None:
             return b""
-        return ordinary_token_bytes(ordinary, vocabulary.spelling, vocabulary.byte_fallback)
+        return ordinary_token_bytes(text, vocabulary.spelling, vocabulary.byte_fallback)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a plain text, with BOS (and EOS) around it where the model wants them.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 
 from service.models.errors import ModelFileError
-from service.tokenizer.control_tokens import ControlToken
 from service.tokenizer.token_bytes import Spelling
 
 _MAX_CONTROL_TOKEN_CHARS = 256
@@ -26,9 +25,8 @@ class Vocabulary:
     spelling: Spelling
     byte_fallback: bool  # tokens such as <0x0A> are bytes
     strips_leading_space: bool
-    added: Mapping[int, str]  # tokens whose text is meant literally
-    control: tuple[ControlToken, ...]
-    unknown_id: int | None
+    added: Mapping[int, AddedToken]  # meant literally; the special ones are control tokens
+    unknown_id: int | None  # stands for text that the vocabulary cannot spell; None: it can
     bos_id: int | None
     eos_ids: tuple[int, ...]
     prefix_ids: tuple[int, ...]  # put before a prompt
@@ -38,7 +36,7 @@ class Vocabulary:
 
 
 def encoder(
-    base: Tokenizer, added: Iterable[tuple[int, AddedToken]], path: Path, *, at_start: bool
+    base: Tokenizer, added: Mapping[int, AddedToken], path: Path, *, at_start: bool
 ) -> Tokenizer:
     """An encoder over the model of `base` that takes control tokens for plain text.
 
@@ -51,7 +49,7 @@ def encoder(
         view.normalizer = base.normalizer
     if base.pre_tokenizer is not None:
         view.pre_tokenizer = base.pre_tokenizer if at_start else _without_first_space(base)
-    for token_id, token in added:
+    for token_id, token in added.items():
         if token.special and len(token.content) > _MAX_CONTROL_TOKEN_CHARS:
             limit = f"a control token has at most {_MAX_CONTROL_TOKEN_CHARS} characters"
             raise ModelFileError(path, f"token {token_id}", token.content, limit)

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer as Reference
 
 from service.models.errors import ModelFileError
 from service.tokenizer import ChatMessage, IncrementalDetokenizer, Tokenizer, load_tokenizer
+from service.tokenizer.pretokenizers import PRE_TOKENIZER_RULES
 
 TEXTS = [
     "",
@@ -187,3 +188,70 @@ def test_bad_metadata_is_named(
 def test_sentencepiece_without_scores_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"tokenizer\.ggml\.scores"):
         _load(tmp_path, sentencepiece_fields(), **{"tokenizer.ggml.scores": None})
+
+
+def test_the_tokens_that_end_are_control_tokens_whatever_their_type(tmp_path: Path) -> None:
+    fields = byte_level_fields()
+    tokens = fields["tokenizer.ggml.tokens"]
+    assert isinstance(tokens, list)
+    tokenizer = _load(tmp_path, fields, **{"tokenizer.ggml.token_type": [1] * len(tokens)})
+    assert [i for i in range(len(tokens)) if tokenizer.is_special(i)] == [1, 2]
+    assert 2 not in tokenizer.encode("<|im_end|>")
+    messages = [ChatMessage("user", "x")]
+    assert tokenizer.encode_chat(messages).count(2) == 1
+
+
+def test_sentencepiece_without_byte_tokens_answers_one_unknown(tmp_path: Path) -> None:
+    fields = sentencepiece_fields()
+    keys = ("tokens", "scores", "token_type")
+    columns = zip(*(_column(fields, key) for key in keys), strict=True)
+    rows = [row for row in columns if row[2] != 6]
+    changed = dict(zip(keys, map(list, zip(*rows, strict=True)), strict=True))
+    tokenizer = _load(
+        tmp_path, fields, **{f"tokenizer.ggml.{key}": value for key, value in changed.items()}
+    )
+    ids = tokenizer.encode("a東京b", add_special_tokens=False)
+    assert ids.count(0) == 1
+    assert tokenizer.decode(ids, skip_special=False) == "a<unk>b"
+
+
+def _column(fields: dict[str, object], key: str) -> list[object]:
+    value = fields[f"tokenizer.ggml.{key}"]
+    assert isinstance(value, list)
+    return value
+
+
+# The words which a rule cuts " I'LL   x12345\n\n y" into; told apart by digits, case, spaces.
+@pytest.mark.parametrize(
+    ("pre", "words"),
+    [
+        ("gpt-2", [" I", "'", "LL", "  ", " x", "12345", "\n\n", " y"]),
+        ("smollm", [" I", "'", "LL", "  ", " x", "1", "2", "3", "4", "5", "\n\n", " y"]),
+        ("llama-bpe", [" I", "'LL", "  ", " x", "123", "45", "\n\n", " y"]),
+        ("qwen2", [" I", "'LL", "  ", " x", "1", "2", "3", "4", "5", "\n\n", " y"]),
+        ("qwen35", [" I", "'LL", "  ", " x", "1", "2", "3", "4", "5", "\n\n", " y"]),
+        ("tekken", [" I", "'LL", "  ", " x", "1", "2", "3", "4", "5", "\n\n", " y"]),
+        ("gpt-4o", [" I'LL", "  ", " x", "123", "45", "\n\n", " y"]),
+        ("default", [" I", "'", "LL", "  ", " x", "123", "45", "\n\n", " y"]),
+    ],
+)
+def test_words_of_a_rule(pre: str, words: list[str]) -> None:
+    text = "".join(words)
+    cut = PRE_TOKENIZER_RULES[pre].build().pre_tokenize_str(text)
+    assert [text[start:end] for _, (start, end) in cut] == words
+
+
+@pytest.mark.parametrize("pre", sorted(PRE_TOKENIZER_RULES))
+def test_every_rule_keeps_every_byte(tmp_path: Path, pre: str) -> None:
+    tokenizer = _load(tmp_path, byte_level_fields(pre))
+    for text in TEXTS:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_llama3_takes_a_word_that_is_a_token_without_merges(tmp_path: Path) -> None:
+    fields = byte_level_fields()
+    fields["tokenizer.ggml.merges"] = _column(fields, "merges")[-1:]
+    shall = _load(tmp_path, byte_level_fields()).encode(" the")
+    assert len(shall) == 1
+    assert _load(tmp_path, {**fields, "tokenizer.ggml.pre": "llama3"}).encode(" the")[1:] == shall
+    assert len(_load(tmp_path, {**fields, "tokenizer.ggml.pre": "gpt-2"}).encode(" the")) == 4

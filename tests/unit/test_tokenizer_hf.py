@@ -224,3 +224,43 @@ def test_bad_files_are_named(
 def test_a_folder_without_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"tokenizer\.json.*is missing"):
         load_tokenizer(ModelSource(ModelKind.HF_FOLDER, tmp_path, "tiny"))
+
+
+def test_other_models_than_bpe_are_named(tmp_path: Path) -> None:
+    base = Reference(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    base.decoder = decoders.ByteLevel()
+    with pytest.raises(ModelFileError, match=r"model\.type.*WordLevel"):
+        load_tokenizer(hf_folder(tmp_path, base.to_str()))
+
+
+def test_what_the_configuration_calls_special_is_a_control_token(tmp_path: Path) -> None:
+    """Also when tokenizer.json has it as an ordinary entry of the vocabulary."""
+    stored = json.loads(byte_level_tokenizer())
+    stored["added_tokens"] = [
+        token for token in stored["added_tokens"] if token["content"] != "<|im_end|>"
+    ]
+    source = hf_folder(tmp_path, json.dumps(stored), config=CHATML_CONFIG)
+    tokenizer = load_tokenizer(source)
+    assert tokenizer.is_special(2)
+    assert 2 not in tokenizer.encode("<|im_end|>")
+    assert tokenizer.encode_chat([ChatMessage("user", "x")]).count(2) == 1
+
+
+@pytest.mark.parametrize("side", ["lstrip", "rstrip"])
+def test_control_tokens_swallow_space_as_the_library_has_it(tmp_path: Path, side: str) -> None:
+    base = Reference.from_str(byte_level_tokenizer())
+    base.add_special_tokens([AddedToken("<mask>", normalized=False, special=True, **{side: True})])
+    template = "a <mask> \n b<mask><mask>  <|im_end|> c <mask> "  # Jinja drops one newline
+    source = hf_folder(tmp_path, base.to_str(), config={"chat_template": template + "\n"})
+    ids = load_tokenizer(source).encode_chat([ChatMessage("user", "x")])
+    assert ids == base.encode(template).ids
+
+
+def test_of_nested_control_tokens_the_longest_is_taken(tmp_path: Path) -> None:
+    base = Reference.from_str(byte_level_tokenizer())
+    texts = ["<a>", "<a><b>", "<a><c>x", "<b>"]
+    base.add_special_tokens([AddedToken(text, normalized=False) for text in texts])
+    template = "<a><b><a><b>><a><c>y<b><a><a><c>xx"
+    source = hf_folder(tmp_path, base.to_str(), config={"chat_template": template})
+    ids = load_tokenizer(source).encode_chat([ChatMessage("user", "x")])
+    assert ids == base.encode(template).ids
