@@ -59,6 +59,11 @@ class Call:
     _on_done: list[Callable[[], None]] = field(default_factory=list)
     _done: bool = False
 
+    @property
+    def finished(self) -> bool:
+        """Whether the call has ended."""
+        return self._done
+
     def on_done(self, callback: Callable[[], None]) -> None:
         """Calls back once when the call has ended, however it ended; now if it has already.
 

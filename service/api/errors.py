@@ -92,6 +92,11 @@ class ModelNotFound(ApiError):
 
 
 @dataclass(slots=True)
+class DeadlinePassed(ApiError):
+    """The deadline of the call was over before the request could be submitted."""
+
+
+@dataclass(slots=True)
 class ClientStalled(ApiError):
     """The client did not take one message of a stream in time."""
 
@@ -208,6 +213,11 @@ FAULTS: dict[type[Exception], _Describe] = {
         "ABORTED_BY_ADMIN",
         "aborted by AbortRequests",
         {"abort_reason": error.reason},
+    ),
+    DeadlinePassed: lambda _: Fault(
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        "DEADLINE_EXCEEDED",
+        "the deadline was over before the request was submitted",
     ),
     DuplicateRequestId: lambda error: Fault(
         grpc.StatusCode.ALREADY_EXISTS,

@@ -7,12 +7,13 @@ four methods differ in message types alone.
 from __future__ import annotations
 
 import secrets
+import time
 from typing import TypeVar
 
 from service.api import answers
 from service.api.answers import Answers, CandidateParts
 from service.api.dispatch import Call, ClientGone
-from service.api.errors import REQUEST_ID_KEY, ModelNotFound
+from service.api.errors import REQUEST_ID_KEY, DeadlinePassed, ModelNotFound
 from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.api.prompts import GeneratingRequest, PromptReader
 from service.api.stats import held_share
@@ -79,7 +80,7 @@ class Generation:
                     self._set_trailers(call, event)
                     answer = answer_type(end=answers.stream_end(event))
             await call.write(answer, limit_seconds)
-        _require_end(event)
+        _require_end(event, call)
 
     async def unary(
         self, request: GeneratingRequest, call: Call, answer_type: type[_Answer]
@@ -101,7 +102,7 @@ class Generation:
                     answer.usage.CopyFrom(end.usage)
                     answer.timings.CopyFrom(end.timings)
                     self._set_trailers(call, event)
-        _require_end(event)
+        _require_end(event, call)
         answer.candidates.extend(build.candidate(index, parts[index]) for index in sorted(parts))
         await self._send_headers(call, model)
         return answer
@@ -123,6 +124,8 @@ class Generation:
         options = check_options(request.options, limits, fallback_seed=secrets.randbits(64))
         prompt_ids = await self._prompts.prompt(request, options, limits)
         check_prompt_logprobs(len(prompt_ids), options)
+        if call.deadline_seconds is not None and time.monotonic() >= call.deadline_seconds:
+            raise DeadlinePassed  # gRPC may notice it later than we do
         handle = await self._front.generate(
             GenerationCall(
                 request_id=call.request_id,
@@ -172,7 +175,10 @@ class Generation:
         call.context.set_trailing_metadata(tuple(trailers))
 
 
-def _require_end(last: Event | None) -> None:
-    """Events stop without Ended only when the end of the call has closed the handle."""
-    if not isinstance(last, Ended):
+def _require_end(last: Event | None, call: Call) -> None:
+    """Events may stop without Ended only because the end of the call has closed the handle."""
+    if isinstance(last, Ended):
+        return
+    if call.finished:
         raise ClientGone
+    raise AssertionError(f"the events of {call.request_id} stopped without Ended, after {last!r}")
