@@ -11,11 +11,11 @@ from dataclasses import asdict
 from importlib.metadata import version
 
 from service.bench.record import RequestRecord
-from service.bench.stats import tokens_per_bin
+from service.bench.stats import tokens_over_time
 from service.bench.summary import Summary
 
 SCHEMA = "plimsoll.bench/1"
-_BIN_SECONDS = 1.0
+_TIMELINE_BINS = 100
 
 
 def as_document(
@@ -35,7 +35,7 @@ def as_document(
         load: what was asked for.
         with_requests: include every request with the arrival of each message.
     """
-    timeline = tokens_per_bin(records, summary.duration_seconds, _BIN_SECONDS)
+    timeline = tokens_over_time(records, summary.duration_seconds, _TIMELINE_BINS)
     document: dict[str, object] = {
         "schema": SCHEMA,
         "plimsoll_version": version("plimsoll"),
@@ -43,7 +43,10 @@ def as_document(
         "server": dict(server),
         "load": dict(load),
         "summary": asdict(summary),
-        "timeline": {"bin_seconds": _BIN_SECONDS, "output_tokens": timeline.tolist()},
+        "timeline": {
+            "bin_seconds": summary.duration_seconds / _TIMELINE_BINS,
+            "output_tokens": timeline.tolist(),
+        },
     }
     if with_requests:
         document["requests"] = [_request(record) for record in records]

@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from service.bench.record import Outcome, RequestRecord
-from service.bench.stats import Seconds, all_gaps, tokens_per_bin, ttft_seconds
+from service.bench.stats import Seconds, all_gaps, tokens_over_time, ttft_seconds
 
-_BIN_SECONDS = 1.0
+_BINS = 40
 
 
 def save_plot(records: Sequence[RequestRecord], duration_seconds: float, path: Path) -> None:
@@ -26,8 +26,9 @@ def save_plot(records: Sequence[RequestRecord], duration_seconds: float, path: P
     panels = figure.subplots(1, 3)
     _cumulative(panels[0], first, "time to first token")
     _cumulative(panels[1], all_gaps(ok), "time between tokens")
-    rates = tokens_per_bin(records, duration_seconds, _BIN_SECONDS) / _BIN_SECONDS
-    panels[2].stairs(rates, np.arange(len(rates) + 1) * _BIN_SECONDS, fill=True, alpha=0.6)
+    edges = np.linspace(0, duration_seconds, _BINS + 1)
+    rates = tokens_over_time(records, duration_seconds, _BINS) / np.diff(edges)
+    panels[2].stairs(rates, edges, fill=True, alpha=0.6)
     panels[2].set_title("output tokens per second")
     panels[2].set_xlabel("seconds")
     panels[2].set_ylim(bottom=0)

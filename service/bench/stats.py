@@ -87,12 +87,13 @@ def all_gaps(records: Iterable[RequestRecord]) -> Seconds:
     return np.concatenate(gaps) if gaps else np.empty(0)
 
 
-def tokens_per_bin(
-    records: Iterable[RequestRecord], duration_seconds: float, bin_seconds: float
+def tokens_over_time(
+    records: Iterable[RequestRecord], duration_seconds: float, bins: int
 ) -> NDArray[np.int64]:
-    """Output tokens received in each stretch of `bin_seconds` from the beginning of the run."""
-    bins = np.zeros(max(1, int(np.ceil(duration_seconds / bin_seconds))), dtype=np.int64)
+    """Output tokens received in each of `bins` equal parts of the run."""
+    counts = np.zeros(bins, dtype=np.int64)
+    bin_seconds = duration_seconds / bins
     for record in records:
         for arrival in record.arrivals:
-            bins[min(int(arrival.seconds / bin_seconds), len(bins) - 1)] += arrival.tokens
-    return bins
+            counts[min(int(arrival.seconds / bin_seconds), bins - 1)] += arrival.tokens
+    return counts

@@ -68,6 +68,6 @@ def _goodput(goodput: Goodput) -> str:
         if limit is not None
     ]
     return (
-        f"{goodput.requests_per_second:.2f} requests/s, {goodput.share:.1%}"
-        f" within {' and '.join(limits)}"
+        f"{goodput.requests_per_second:.2f} /s, {goodput.share:.1%} of the requests:"
+        f" {', '.join(limits)}"
     )

@@ -47,8 +47,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         "--concurrency",
         type=whole(1),
         metavar="CLIENTS",
-        default=4,
-        help="closed loop with this many clients (default 4)",
+        help="closed loop with this many clients (default, with 4)",
     )
     pace.add_argument(
         "-r", "--rate", type=positive, metavar="R", help="open loop with R requests per second"
@@ -123,6 +122,12 @@ def _add_prompts(group: argparse._ArgumentGroup) -> None:
         default=1.0,
         metavar="SHARE",
         help="share of the requests that begin with them, 0 to 1 (default 1)",
+    )
+    group.add_argument(
+        "--cache-salt",
+        metavar="TEXT",
+        help="share the prefix cache with requests of this salt (default: a salt of its own, "
+        "so that a run finds nothing of the one before)",
     )
     group.add_argument(
         "--temperature",

@@ -9,6 +9,7 @@ import importlib.util
 import itertools
 import json
 import signal
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -34,7 +35,7 @@ from service.cli.failure import CommandError
 from service.cli.remote import client_metadata, explain
 from service.client import NO_RETRY, GenerationOptions, PlimsollClient, PlimsollError
 
-_DEFAULT_REQUESTS = 64
+_DEFAULT_REQUESTS, _DEFAULT_CONCURRENCY = 64, 4
 _WARMUP_PROMPT_TOKENS, _WARMUP_OUTPUT_TOKENS = 32, 8
 _PROGRESS_SECONDS = 0.2
 _EXIT_INTERRUPTED = 130
@@ -100,7 +101,10 @@ async def _run(arguments: argparse.Namespace, console: Console) -> _Run:
             console.print(
                 "note: answers may end early; serve with --allow-ignore-eos for exact lengths"
             )
-        options = GenerationOptions(temperature=arguments.temperature, ignore_eos=ignores_eos)
+        salt = uuid.uuid4().hex if arguments.cache_salt is None else arguments.cache_salt
+        options = GenerationOptions(
+            temperature=arguments.temperature, ignore_eos=ignores_eos, cache_salt=salt
+        )
         await _warm_up(client, options, source, arguments.warmup)
         generator = LoadGenerator(client, options)
         started = datetime.now(UTC)
@@ -156,7 +160,7 @@ async def _measure(
         limit = _DEFAULT_REQUESTS
     arrivals: Arrivals
     if arguments.rate is None:
-        arrivals = ClosedLoop(arguments.concurrency)
+        arrivals = ClosedLoop(arguments.concurrency or _DEFAULT_CONCURRENCY)
     else:
         arrivals = OpenLoop(arguments.rate, arguments.seed)
     stop = asyncio.Event()
@@ -261,5 +265,6 @@ def _load(arguments: argparse.Namespace, run: _Run) -> dict[str, object]:
         for name, value in vars(arguments).items()
         if name not in left_out
     }
-    flags["concurrency"] = arguments.concurrency if arguments.rate is None else None
+    if arguments.rate is None:
+        flags["concurrency"] = arguments.concurrency or _DEFAULT_CONCURRENCY
     return flags | {"ignores_eos": run.ignores_eos, "interrupted": run.interrupted}

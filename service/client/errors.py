@@ -26,6 +26,10 @@ class FieldViolation:
     field: str  # path, e.g. "options.sampling.temperature"
     description: str
 
+    def __str__(self) -> str:
+        named = self.field in self.description
+        return self.description if named else f"{self.field}: {self.description}"
+
 
 @dataclass(slots=True, eq=False)
 class PlimsollError(Exception):
@@ -47,7 +51,7 @@ class PlimsollError(Exception):
 
     def __str__(self) -> str:
         name = f"{self.code.name} ({self.reason})" if self.reason else self.code.name
-        violations = "; ".join(f"{v.field}: {v.description}" for v in self.violations)
+        violations = "; ".join(map(str, self.violations))
         return f"{name}: {violations or self.message or 'no details'}"
 
     @property

@@ -76,9 +76,9 @@ class RetryBudget:
 
 
 class RetryState:
-    """Counts the attempts of one call."""
+    """Counts the attempts of one call; without a budget these alone limit it."""
 
-    def __init__(self, policy: RetryPolicy, budget: RetryBudget, rng: random.Random) -> None:
+    def __init__(self, policy: RetryPolicy, budget: RetryBudget | None, rng: random.Random) -> None:
         self._policy = policy
         self._budget = budget
         self._rng = rng
@@ -92,10 +92,13 @@ class RetryState:
             remaining_seconds: what is left of the call's time; None: no limit.
         """
         self._attempt += 1
-        self._budget.record_failure()
-        if not error.is_transient or self._attempt >= self._policy.max_attempts:
+        if not error.is_transient:
             return None
-        if not self._budget.allows_retry:
+        if self._budget is not None:
+            self._budget.record_failure()
+            if not self._budget.allows_retry:
+                return None
+        if self._attempt >= self._policy.max_attempts:
             return None
         pause = self._policy.delay_seconds(self._attempt, error.retry_after_seconds, self._rng)
         if remaining_seconds is not None and pause >= remaining_seconds:

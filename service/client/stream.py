@@ -140,9 +140,8 @@ class GenerationStream:
                 raise error
             if self._connection.resume is None:
                 raise self._broken("resuming is switched off", error)
-            self._resume = RetryState(
-                self._connection.resume, self._connection.budget, self._connection.rng
-            )
+            # No budget: the streams of a server that restarts all break at once.
+            self._resume = RetryState(self._connection.resume, None, self._connection.rng)
         state = self._resume or self._retry
         pause = state.pause_seconds(error, self._deadline.remaining_seconds())
         if pause is not None:
