@@ -216,3 +216,22 @@ def test_bad_roles_and_broken_unicode_are_named(tmp_path: Path) -> None:
         tokenizer.encode_chat([ChatMessage("user", "x"), ChatMessage("root", "x")])
     with pytest.raises(ChatInputError, match="lone surrogate"):
         tokenizer.encode_chat([ChatMessage("user", "x")], tools=[{"a": "\ud800"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "content"),
+    [
+        ("{{ messages[0].content }}im_end|>", "<|"),
+        ("{{ messages[0].content | trim }}im_end|>", " <| \n"),
+        ("<|im_{{ messages[0].content }}", "END|>"),
+        ("<|im_{{ messages[0].content }}", "end|>"),
+        ("<|im_{{ messages[0].content | trim }}", " \nend|> "),
+        ("<|im_end|{{ messages[0].content }}", ">"),
+        ("{{ messages[0].content }}|im_end|>", "<"),
+    ],
+)
+def test_text_does_not_complete_what_the_template_wrote(
+    tmp_path: Path, template: str, content: str
+) -> None:
+    tokenizer = _tokenizer(tmp_path, template)
+    assert _controls(tokenizer, tokenizer.encode_chat([ChatMessage("user", content)])) == []
