@@ -6,6 +6,8 @@ protobuf library would send them.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import grpc
@@ -165,11 +167,22 @@ async def test_too_much_metadata(server: ApiServer, metadata: list[tuple[str, st
 
 
 async def test_a_deadline_in_the_past_never_reaches_the_front(server: ApiServer) -> None:
-    for _ in range(20):
-        call = server.stub.Generate(pb.GenerateRequest(text="x"), timeout=0)
-        assert (await refused(call)).code is grpc.StatusCode.DEADLINE_EXCEEDED
-    await server.ports.in_flight.wait_empty()
+    """The loop is held up, so that gRPC has not noticed the deadline when we look at it."""
+    encode = server.front.encode
+
+    async def encode_and_hold(text: str, *, add_special_tokens: bool = True) -> list[int]:
+        hold()
+        return await encode(text, add_special_tokens=add_special_tokens)
+
+    def hold() -> None:
+        time.sleep(0.2)
+
+    server.front.encode = encode_and_hold  # type: ignore[method-assign]
+    call = server.stub.Generate(pb.GenerateRequest(text="x"), timeout=0.1)
+    assert (await refused(call)).code is grpc.StatusCode.DEADLINE_EXCEEDED
+    await asyncio.wait_for(server.ports.in_flight.wait_empty(), 10)
     assert not server.front.calls
+    server.front.encode = encode  # type: ignore[method-assign]
 
 
 async def test_an_unknown_method_and_service(server: ApiServer) -> None:
