@@ -1,0 +1,261 @@
+"""The engine dies: streams continue, no token is lost or repeated; or the front gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from front_fakes import (
+    call,
+    collect,
+    count_prompt,
+    counted_text,
+    eventually,
+    running_front,
+    say,
+)
+from scripted_engine import DIE, HOLD, WAIT, logprob_of
+
+from service.engine.messages import FinishReason, Loading
+from service.front.call import candidate_seed
+from service.front.events import EngineLost, NotReady
+from service.front.front import Front
+from service.front.state import EngineFailed, FrontState
+
+TOKENS = 400
+
+
+def kill_engine(front: Front) -> int:
+    pid = front.engine_process_id
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    return pid
+
+
+async def until_running_again(front: Front, old_pid: int) -> None:
+    await eventually(
+        lambda: front.state is FrontState.READY and front.engine_process_id not in (None, old_pid)
+    )
+
+
+def decoded(front: Front) -> int:
+    engine = front.stats().engine
+    return 0 if engine is None else engine.decode_tokens
+
+
+@pytest.mark.parametrize("kills", [1, 3])
+async def test_sixteen_streams_survive_sigkill(tmp_path: Path, kills: int) -> None:
+    async with running_front(tmp_path) as (front, record):
+        handles = [
+            await front.generate(
+                call(count_prompt(5), f"r{seed}", seed=seed, max_tokens=TOKENS, logprobs=0)
+            )
+            for seed in range(16)
+        ]
+        results = [asyncio.create_task(collect(handle)) for handle in handles]
+        for number in range(1, kills + 1):
+            await eventually(lambda: decoded(front) > 16 * TOKENS * number // (kills + 2))
+            await until_running_again(front, kill_engine(front))
+        for seed, result in enumerate(await asyncio.gather(*results)):
+            text = counted_text(seed, TOKENS)
+            assert result.text == text
+            assert result.logprobs[0] == [logprob_of(i, 0) for i in text.encode()]
+            assert result.ended is not None
+            usage = result.ended.usage
+            assert usage.completion_tokens == TOKENS
+            assert usage.cached_prompt_tokens == 1  # of the first admission
+            # Each restart computes prompt and received tokens again, less the 2 cached ones;
+            # 1 comes from the last engine's own figures.
+            resumes = [s for s in record.submitted() if s["seed"] == seed and s["resumed"]]
+            assert len(resumes) == kills
+            assert usage.recomputed_tokens == 1 + sum(5 + len(s["outputs"]) - 2 for s in resumes)
+            assert result.ended.timings.decode_seconds > 0
+        assert front.stats().engine_restarts == kills
+        assert front.stats().live_requests == 0
+        assert len(record.lines("Start")) == kills + 1
+        # Counters go on over engines: nothing that was received is forgotten.
+        assert decoded(front) >= 16 * TOKENS
+
+
+async def test_ended_candidates_and_settled_stops_are_not_computed_again(tmp_path: Path) -> None:
+    async with running_front(tmp_path) as (front, record):
+        texts = [counted_text(candidate_seed(1, i), TOKENS) for i in range(3)]
+        stop = texts[1][5:8]
+        handle = await front.generate(
+            call(count_prompt(), seed=1, candidate_count=3, max_tokens=TOKENS, stop=(stop,))
+        )
+        result = asyncio.create_task(collect(handle))
+        await eventually(lambda: bool(record.aborted_ids()))
+        await until_running_again(front, kill_engine(front))
+        outcome = await result
+        assert outcome.texts == {0: texts[0], 1: texts[1][: texts[1].index(stop)], 2: texts[2]}
+        resumed = [s["seed"] for s in record.submitted() if s["resumed"]]
+        assert resumed == [candidate_seed(1, 0), candidate_seed(1, 2)]
+
+
+async def test_sequences_that_never_ran_are_submitted_as_new(tmp_path: Path) -> None:
+    async with running_front(tmp_path) as (front, record):
+        await front.generate(call([WAIT], "w"))
+        handle = await front.generate(call([HOLD], "h"))
+        await handle.next()
+        await until_running_again(front, kill_engine(front))
+        await eventually(lambda: len(record.submitted()) == 4)
+        again = record.submitted()[2:]
+        assert [(s["id"], s["resumed"]) for s in again] == [(1, False), (2, True)]
+        assert front.stats().waiting_requests == 1
+
+
+async def test_requests_that_come_during_a_restart_wait(tmp_path: Path) -> None:
+    async with running_front(tmp_path, restart_delay_seconds=0.2) as (front, record):
+        kill_engine(front)
+        await eventually(lambda: front.state is FrontState.RESTARTING)
+        handle = await front.generate(call(say("late")))
+        assert front.stats().waiting_requests == 1
+        with pytest.raises(NotReady):
+            await front.lookup([1])
+        assert (await collect(handle)).text == "late"
+        assert len(record.submitted()) == 1
+
+
+async def test_what_is_cancelled_during_a_restart_never_reaches_an_engine(tmp_path: Path) -> None:
+    async with running_front(tmp_path, restart_delay_seconds=0.2) as (front, record):
+        running = await front.generate(call([HOLD], "running"))
+        await running.next()
+        kill_engine(front)
+        await eventually(lambda: front.state is FrontState.RESTARTING)
+        late = await front.generate(call(say("late"), "late"))
+        timed = await front.generate(call(say("timed"), "timed", time_limit_seconds=0.01))
+        late.close()
+        running.close()
+        result = await collect(timed)
+        assert result.reasons == {0: FinishReason.TIME_LIMIT}
+        assert result.text == ""
+        assert front.state is FrontState.RESTARTING
+        await eventually(lambda: front.state is FrontState.READY)
+        assert (await collect(await front.generate(call(say("x"), "x")))).text == "x"
+        assert len(record.submitted()) == 2  # the running one and the last
+
+
+async def test_calls_to_a_dying_engine_fail(tmp_path: Path) -> None:
+    async with running_front(tmp_path) as (front, _):
+        asking = asyncio.create_task(front.lookup([HOLD]))
+        await asyncio.sleep(0)
+        kill_engine(front)
+        with pytest.raises(NotReady):
+            await asking
+
+
+async def test_a_crash_loop_ends_in_failed(tmp_path: Path) -> None:
+    async with running_front(tmp_path, "--crash-after-ready", restart_limit=2) as (front, record):
+        await eventually(lambda: front.state is FrontState.FAILED)
+        assert "exit status 4" in (front.failure or "")
+        assert len(record.lines("Start")) == 3
+        with pytest.raises(NotReady):
+            await front.generate(call(say("x")))
+
+
+async def test_requests_of_a_lost_engine_are_told_how_far_they_came(tmp_path: Path) -> None:
+    async with running_front(tmp_path, restart_limit=0) as (front, _):
+        handle = await front.generate(call(count_prompt(), "a"))
+        waiting = await front.generate(call([WAIT], "b"))
+        await handle.next()
+        progress = await handle.next()
+        kill_engine(front)
+        with pytest.raises(EngineLost) as caught:
+            while True:
+                progress = await handle.next()
+        assert progress is not None
+        assert caught.value.tokens_sent > 0
+        with pytest.raises(EngineLost) as caught:
+            await waiting.next()
+        assert caught.value.tokens_sent == 0
+        assert front.state is FrontState.FAILED
+        assert front.stats().failed_requests == 2
+
+
+async def test_a_poisonous_request_ends_in_failed_not_in_a_spin(tmp_path: Path) -> None:
+    async with running_front(tmp_path, restart_limit=2) as (front, record):
+        with pytest.raises(EngineLost):
+            await collect(await front.generate(call([DIE])))
+        assert front.state is FrontState.FAILED
+        assert len(record.lines("Start")) == 3
+
+
+async def test_an_engine_that_refuses_its_settings_is_not_started_again(tmp_path: Path) -> None:
+    loading: list[Loading] = []
+    async with running_front(
+        tmp_path, "--start-failed", "no such model", ready=False, on_loading=loading.append
+    ) as (front, record):
+        with pytest.raises(EngineFailed, match="no such model"):
+            await front.wait_ready()
+        assert front.state is FrontState.FAILED
+        assert len(record.lines("Start")) == 1
+        assert loading == [Loading("weights", 1, 2, "tensors")]
+
+
+async def test_an_engine_that_never_starts_ends_in_failed(tmp_path: Path) -> None:
+    async with running_front(tmp_path, "--crash-at-start", ready=False, restart_limit=1) as (
+        front,
+        record,
+    ):
+        assert front.state is FrontState.STARTING
+        with pytest.raises(NotReady):
+            await front.generate(call(say("x")))
+        with pytest.raises(EngineFailed, match="exit status 3"):
+            await front.wait_ready()
+        assert len(record.lines("Start")) == 2
+
+
+async def test_a_program_that_does_not_exist_ends_in_failed(tmp_path: Path) -> None:
+    async with running_front(
+        tmp_path, ready=False, restart_limit=0, command=["/no/such/program"]
+    ) as (front, _):
+        with pytest.raises(EngineFailed, match="cannot be started"):
+            await front.wait_ready()
+
+
+async def test_a_silent_start_is_killed(tmp_path: Path) -> None:
+    async with running_front(
+        tmp_path,
+        "--hang-at-start",
+        ready=False,
+        restart_limit=0,
+        engine_start_timeout_seconds=2.0,
+    ) as (front, _):
+        with pytest.raises(EngineFailed, match="engine_start_timeout_seconds = 2 while starting"):
+            await front.wait_ready()
+
+
+async def test_an_engine_that_talks_garbage_is_replaced(tmp_path: Path) -> None:
+    async with running_front(tmp_path, "--garbage", restart_limit=1) as (front, record):
+        await eventually(lambda: front.state is FrontState.FAILED)
+        assert "no message" in (front.failure or "")
+        assert len(record.lines("Start")) == 2
+
+
+async def test_words_of_two_models_are_not_joined(tmp_path: Path) -> None:
+    async with running_front(tmp_path, "--version-of-pid") as (front, _):
+        handle = await front.generate(call([HOLD]))
+        await handle.next()
+        await until_running_again(front, kill_engine(front))
+        with pytest.raises(EngineLost):
+            await handle.next()
+
+
+async def test_an_engine_that_does_not_read_gets_bounded_memory(tmp_path: Path) -> None:
+    """Submissions wait in the front, where they can be cancelled, not in the socket."""
+    async with running_front(tmp_path, "--deaf") as (front, record):
+        handles = [
+            await front.generate(call(count_prompt(4000), f"r{i}")) for i in range(400)
+        ]  # 400 x 12 kB; socket and link take about 1.2 MB
+        dispatcher = front._dispatcher
+        assert 0 < len(dispatcher._queue) < 400
+        for handle in handles[1:]:
+            handle.close()
+        assert front.stats().live_requests == 1
+        await until_running_again(front, kill_engine(front))
+        assert len(dispatcher._in_engine) == 1
+        assert record.submitted() == []
