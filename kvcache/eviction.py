@@ -30,9 +30,6 @@ class EvictionPolicy(Protocol):
     def remove(self, link: Link) -> None:
         """A node is held again, or gone."""
 
-    def split(self, lower: Link, upper: Link) -> None:
-        """An evictable node was cut in two; `lower` is known, `upper` is its new parent."""
-
     def victim(self) -> Link | None:
         """The evictable leaf to take blocks from; stays until it is removed."""
 
@@ -51,7 +48,10 @@ class LruPolicy:
 
     def add(self, link: Link) -> None:
         """Appends as the most recent."""
-        self._insert_before(self._ends, link)
+        last = self._ends.before
+        assert last is not None
+        link.before, link.after = last, self._ends
+        last.after = self._ends.before = link
 
     def remove(self, link: Link) -> None:
         """Unlinks."""
@@ -61,18 +61,7 @@ class LruPolicy:
         before.after, after.before = after, before
         link.before = link.after = None
 
-    def split(self, lower: Link, upper: Link) -> None:
-        """The upper half is as recent as the lower one and stands just behind it."""
-        assert lower.after is not None
-        self._insert_before(lower.after, upper)
-
     def victim(self) -> Link | None:
         """The node at the front."""
         front = self._ends.after
         return front if front is not self._ends else None
-
-    def _insert_before(self, place: Link, link: Link) -> None:
-        before = place.before
-        assert before is not None
-        link.before, link.after = before, place
-        before.after = place.before = link

@@ -37,7 +37,6 @@ class Node(Link):
         start: int,
         tokens: Tokens,
         blocks: Blocks,
-        digests: NDArray[np.uint64],
     ) -> None:
         super().__init__()
         self.namespace = namespace
@@ -45,7 +44,7 @@ class Node(Link):
         self.start = start  # blocks before this run
         self.tokens = tokens  # [capacity * block_tokens]
         self.blocks = blocks  # [capacity]
-        self.digests = digests  # [capacity], of the prefix up to and with each block
+        self.digests: list[int] = []  # of the prefix up to each block; made when first needed
         self.count = int(blocks.size)
         self.locks = 0
         self.key = b""  # the tokens of the first block
@@ -53,7 +52,7 @@ class Node(Link):
 
     def resize(self, capacity: int, block_tokens: int) -> None:
         """Moves the run into arrays with room for `capacity` blocks."""
-        for name, width in (("tokens", block_tokens), ("blocks", 1), ("digests", 1)):
+        for name, width in (("tokens", block_tokens), ("blocks", 1)):
             old = getattr(self, name)
             new = np.empty(capacity * width, old.dtype)
             new[: self.count * width] = old[: self.count * width]

@@ -40,6 +40,10 @@ class BlockState(enum.IntEnum):
     NULL = 6  # block 0: target of padding, never owned
 
 
+# Plain ints for work on arrays: numpy takes several microseconds to unpack an enum member.
+_FREE, _HELD, _CACHED, _PINNED, _LOADING, _STORING, _NULL = map(int, BlockState)
+
+
 class BlockPool:
     """Blocks 0 .. num_blocks - 1, of which block 0 is never handed out.
 
@@ -56,8 +60,8 @@ class BlockPool:
             )
         self.num_blocks = num_blocks
         self._free = list(range(1, num_blocks))  # ascending, hence already a heap
-        self._state = np.full(num_blocks, BlockState.FREE, np.uint8)
-        self._state[NULL_BLOCK] = BlockState.NULL
+        self._state = np.full(num_blocks, _FREE, np.uint8)
+        self._state[NULL_BLOCK] = _NULL
         self._refcount = np.zeros(num_blocks, np.int32)
         # Sum of (id + 1) over the holders: with one holder it is that holder's name, so that
         # a release by anyone else is caught at once; with several, by the last release at
@@ -65,8 +69,8 @@ class BlockPool:
         self._holder_sum = np.zeros(num_blocks, np.int64)
         self._indexed = np.zeros(num_blocks, np.bool_)
         self._count = [0] * len(BlockState)
-        self._count[BlockState.FREE] = num_blocks - 1
-        self._count[BlockState.NULL] = 1
+        self._count[_FREE] = num_blocks - 1
+        self._count[_NULL] = 1
         self._shared = 0
         self._serial = 0
         self._history: deque[tuple[int, str, int | str, Blocks]] = deque()
@@ -120,112 +124,109 @@ class BlockPool:
 
         Raises OutOfBlocksError when fewer are free.
         """
-        blocks = self._take_free(count)
-        self._state[blocks] = BlockState.HELD
+        blocks = self._take_free(count, _HELD)
         self._refcount[blocks] = 1
         self._holder_sum[blocks] = holder + 1
-        self._count[BlockState.HELD] += count
         self._record("allocate", holder, blocks)
         return blocks
 
     def hold(self, blocks: Blocks, holder: int) -> None:
         """One more holder: HELD and PINNED blocks stay what they are, CACHED -> HELD."""
-        states = self._checked(
-            "hold", holder, blocks, BlockState.HELD, BlockState.CACHED, BlockState.PINNED
-        )
-        cached = int(np.count_nonzero(states == BlockState.CACHED))
-        if cached:
-            self._state[blocks[states == BlockState.CACHED]] = BlockState.HELD
-            self._count[BlockState.CACHED] -= cached
-            self._count[BlockState.HELD] += cached
-        self._refcount[blocks] += 1
-        self._holder_sum[blocks] += holder + 1
-        self._shared += int(np.count_nonzero(self._refcount[blocks] == 2))
+        at, states = self._checked("hold", holder, blocks, _HELD, _CACHED, _PINNED)
+        references = self._refcount[at] + 1
+        self._refcount[at] = references
+        self._holder_sum[at] += holder + 1
+        self._shared += int(np.count_nonzero(references == 2))
+        if _CACHED in states:
+            self._move(at[_where(states, _CACHED)], _CACHED, _HELD)
         self._record("hold", holder, blocks)
 
     def release(self, blocks: Blocks, holder: int) -> None:
         """One holder less. The last one: HELD -> CACHED if indexed, else FREE."""
-        states = self._checked("release", holder, blocks, BlockState.HELD, BlockState.PINNED)
-        refcounts = self._refcount[blocks]
-        foreign = (refcounts == 1) & (self._holder_sum[blocks] != holder + 1)
+        at, states = self._checked("release", holder, blocks, _HELD, _PINNED)
+        references = self._refcount[at] - 1
+        sums = self._holder_sum[at] - (holder + 1)
+        # With no holder left, nothing may be left of their sum.
+        self._refuse("release", holder, blocks, references < 0, "is held by nobody")
+        foreign = (references == 0) & (sums != 0)
         self._refuse("release", holder, blocks, foreign, "is held by another")
-        self._refuse("release", holder, blocks, refcounts == 0, "is held by nobody")
-        self._refcount[blocks] -= 1
-        self._holder_sum[blocks] -= holder + 1
-        self._shared -= int(np.count_nonzero(refcounts == 2))
-        last = blocks[(refcounts == 1) & (states == BlockState.HELD)]
-        indexed = self._indexed[last]
-        self._move(last[indexed], BlockState.HELD, BlockState.CACHED)
-        self._put_free(last[~indexed], BlockState.HELD)
+        self._refcount[at] = references
+        self._holder_sum[at] = sums
+        self._shared -= int(np.count_nonzero(references == 1))
+        last = references == 0
+        if _PINNED in states:
+            last &= _where(states, _HELD)
+        left = at[last]
+        indexed = self._indexed[left]
+        self._move(left[indexed], _HELD, _CACHED)
+        self._put_free(left[~indexed], _HELD)
         self._record("release", holder, blocks)
 
     # --- the prefix index ----------------------------------------------------
 
     def publish(self, blocks: Blocks, actor: int | str) -> None:
         """The index adopts HELD blocks: their last release makes them CACHED, not FREE."""
-        self._checked("publish", actor, blocks, BlockState.HELD)
-        self._refuse("publish", actor, blocks, self._indexed[blocks], "is in the index already")
-        self._indexed[blocks] = True
+        at, _ = self._checked("publish", actor, blocks, _HELD)
+        self._refuse("publish", actor, blocks, self._indexed[at], "is in the index already")
+        self._indexed[at] = True
         self._record("publish", actor, blocks)
 
     def unpublish(self, blocks: Blocks, actor: int | str) -> None:
         """The index lets go: CACHED -> FREE; HELD blocks stay with their holders."""
-        states = self._checked("unpublish", actor, blocks, BlockState.HELD, BlockState.CACHED)
-        self._refuse("unpublish", actor, blocks, ~self._indexed[blocks], "is not in the index")
-        self._indexed[blocks] = False
-        self._put_free(blocks[states == BlockState.CACHED], BlockState.CACHED)
+        at, states = self._checked("unpublish", actor, blocks, _HELD, _CACHED)
+        self._refuse("unpublish", actor, blocks, ~self._indexed[at], "is not in the index")
+        self._indexed[at] = False
+        self._put_free(at[_where(states, _CACHED)] if _HELD in states else at, _CACHED)
         self._record("unpublish", actor, blocks)
 
     def pin(self, blocks: Blocks, actor: int | str) -> None:
         """Indexed HELD or CACHED -> PINNED."""
-        states = self._checked("pin", actor, blocks, BlockState.HELD, BlockState.CACHED)
-        self._refuse("pin", actor, blocks, ~self._indexed[blocks], "is not in the index")
-        for state in (BlockState.HELD, BlockState.CACHED):
-            self._move(blocks[states == state], state, BlockState.PINNED)
+        at, states = self._checked("pin", actor, blocks, _HELD, _CACHED)
+        self._refuse("pin", actor, blocks, ~self._indexed[at], "is not in the index")
+        for state in (_HELD, _CACHED):
+            self._move(at[_where(states, state)], state, _PINNED)
         self._record("pin", actor, blocks)
 
     def unpin(self, blocks: Blocks, actor: int | str) -> None:
         """PINNED -> HELD where somebody holds the block, else CACHED."""
-        self._checked("unpin", actor, blocks, BlockState.PINNED)
-        held = self._refcount[blocks] > 0
-        self._move(blocks[held], BlockState.PINNED, BlockState.HELD)
-        self._move(blocks[~held], BlockState.PINNED, BlockState.CACHED)
+        at, _ = self._checked("unpin", actor, blocks, _PINNED)
+        held = self._refcount[at] > 0
+        self._move(at[held], _PINNED, _HELD)
+        self._move(at[~held], _PINNED, _CACHED)
         self._record("unpin", actor, blocks)
 
     # --- transfers -----------------------------------------------------------
 
     def begin_load(self, count: int, actor: str) -> Blocks:
         """FREE -> LOADING: blocks that a transfer is about to fill."""
-        blocks = self._take_free(count)
-        self._state[blocks] = BlockState.LOADING
-        self._count[BlockState.LOADING] += count
+        blocks = self._take_free(count, _LOADING)
         self._record("begin_load", actor, blocks)
         return blocks
 
     def finish_load(self, blocks: Blocks, holder: int) -> None:
         """LOADING -> HELD: the contents are there, `holder` waited for them."""
-        self._checked("finish_load", holder, blocks, BlockState.LOADING)
-        self._move(blocks, BlockState.LOADING, BlockState.HELD)
-        self._refcount[blocks] = 1
-        self._holder_sum[blocks] = holder + 1
+        at, _ = self._checked("finish_load", holder, blocks, _LOADING)
+        self._move(at, _LOADING, _HELD)
+        self._refcount[at] = 1
+        self._holder_sum[at] = holder + 1
         self._record("finish_load", holder, blocks)
 
     def cancel_load(self, blocks: Blocks, actor: str) -> None:
         """LOADING -> FREE. The caller knows that the transfer writes no more."""
-        self._checked("cancel_load", actor, blocks, BlockState.LOADING)
-        self._put_free(blocks, BlockState.LOADING)
+        at, _ = self._checked("cancel_load", actor, blocks, _LOADING)
+        self._put_free(at, _LOADING)
         self._record("cancel_load", actor, blocks)
 
     def begin_store(self, blocks: Blocks, actor: str) -> None:
         """CACHED -> STORING: a transfer reads the blocks, which cannot be had meanwhile."""
-        self._checked("begin_store", actor, blocks, BlockState.CACHED)
-        self._move(blocks, BlockState.CACHED, BlockState.STORING)
+        at, _ = self._checked("begin_store", actor, blocks, _CACHED)
+        self._move(at, _CACHED, _STORING)
         self._record("begin_store", actor, blocks)
 
     def finish_store(self, blocks: Blocks, actor: str) -> None:
         """STORING -> CACHED: the copy is made, or was given up."""
-        self._checked("finish_store", actor, blocks, BlockState.STORING)
-        self._move(blocks, BlockState.STORING, BlockState.CACHED)
+        at, _ = self._checked("finish_store", actor, blocks, _STORING)
+        self._move(at, _STORING, _CACHED)
         self._record("finish_store", actor, blocks)
 
     # --- books ---------------------------------------------------------------
@@ -236,7 +237,7 @@ class BlockPool:
         "Free" is the length of the free heap, which no counter touches: a block that is put
         there twice, or never, breaks the identity.
         """
-        owned = sum(self._count[BlockState.HELD : BlockState.NULL])
+        owned = sum(self._count[_HELD:_NULL])
         if len(self._free) + owned != self.num_blocks - 1 or min(self._count) < 0:
             counts = {state.name.lower(): self._count[state] for state in BlockState}
             raise ConservationError(
@@ -250,17 +251,17 @@ class BlockPool:
         counted = np.bincount(self._state, minlength=len(BlockState)).tolist()
         if counted != self._count:
             raise ConservationError(f"states count {counted}, the counters say {self._count}")
-        if sorted(self._free) != np.flatnonzero(self._state == BlockState.FREE).tolist():
+        if sorted(self._free) != np.flatnonzero(self._state == _FREE).tolist():
             raise ConservationError("the free heap and the FREE states differ")
-        held = self._state == BlockState.HELD
-        holdable = held | (self._state == BlockState.PINNED)
+        held = self._state == _HELD
+        holdable = held | (self._state == _PINNED)
         faults = {
             "HELD blocks without a holder": held & (self._refcount < 1),
             "holders of a block that is not held": ~holdable & (self._refcount != 0),
             "a negative refcount": self._refcount < 0,
             "a holder sum without holders": (self._refcount == 0) & (self._holder_sum != 0),
-            "CACHED blocks outside the index": (self._state == BlockState.CACHED) & ~self._indexed,
-            "FREE blocks in the index": (self._state == BlockState.FREE) & self._indexed,
+            "CACHED blocks outside the index": (self._state == _CACHED) & ~self._indexed,
+            "FREE blocks in the index": (self._state == _FREE) & self._indexed,
         }
         for fault, mask in faults.items():
             if mask.any():
@@ -270,47 +271,51 @@ class BlockPool:
 
     # --- mechanism -----------------------------------------------------------
 
-    def _take_free(self, count: int) -> Blocks:
+    def _take_free(self, count: int, target: int) -> Blocks:
         if count < 0:
             raise InvalidArgumentError("count", count, "at least 0")
         if count > len(self._free):
             raise OutOfBlocksError(count, len(self._free))
         free = self._free
         blocks = np.array([heapq.heappop(free) for _ in range(count)], np.int32)
-        self._count[BlockState.FREE] -= count
+        self._move(blocks, _FREE, target)
         return blocks
 
-    def _put_free(self, blocks: Blocks, source: BlockState) -> None:
-        self._move(blocks, source, BlockState.FREE)
+    def _put_free(self, blocks: NDArray[np.integer], source: int) -> None:
+        self._move(blocks, source, _FREE)
         for block in blocks.tolist():
             heapq.heappush(self._free, block)
 
-    def _move(self, blocks: Blocks, source: BlockState, target: BlockState) -> None:
-        self._state[blocks] = target
-        self._count[source] -= blocks.size
-        self._count[target] += blocks.size
+    def _move(self, blocks: NDArray[np.integer], source: int, target: int) -> None:
+        if blocks.size:
+            self._state[blocks] = target
+            self._count[source] -= blocks.size
+            self._count[target] += blocks.size
 
     def _checked(
-        self, operation: str, actor: int | str, blocks: Blocks, *allowed: BlockState
-    ) -> NDArray[np.uint8]:
-        """The states of `blocks`; raises unless they are distinct and all in `allowed`."""
-        if blocks.size == 0:
-            return np.empty(0, np.uint8)
-        if int(blocks.min()) < 0 or int(blocks.max()) >= self.num_blocks:
+        self, operation: str, actor: int | str, blocks: Blocks, *allowed: int
+    ) -> tuple[NDArray[np.intp], bytes]:
+        """Raises unless `blocks` are distinct and all in `allowed` states.
+
+        Answers them as indices, which numpy takes fastest, and their states, one byte each.
+        """
+        # As unsigned numbers negative ids are too large as well.
+        at = blocks.view(np.uint32).astype(np.intp)
+        try:
+            states = self._state[at].tobytes()
+        except IndexError:
             raise InvalidArgumentError(
                 "blocks", blocks.tolist(), f"block ids from 1 to {self.num_blocks - 1}"
-            )
-        states = self._state[blocks]
-        legal = states == allowed[0]
-        for state in allowed[1:]:
-            legal |= states == state
-        self._refuse(operation, actor, blocks, ~legal, "its state forbids that")
-        if blocks.size > 1 and len(set(blocks.tolist())) != blocks.size:
+            ) from None
+        if states.translate(None, delete=bytes(allowed)):
+            legal = np.isin(self._state[at], allowed)
+            self._refuse(operation, actor, blocks, ~legal, "its state forbids that")
+        if at.size > 1 and len(set(blocks.tolist())) != at.size:
             _, first = np.unique(blocks, return_index=True)
             repeated = np.ones(blocks.size, np.bool_)
             repeated[first] = False
             self._refuse(operation, actor, blocks, repeated, "is named twice")
-        return states
+        return at, states
 
     def _refuse(
         self,
@@ -321,7 +326,7 @@ class BlockPool:
         reason: str,
     ) -> None:
         """Raises for the first illegal block, if there is one."""
-        if not illegal.any():
+        if np.count_nonzero(illegal) == 0:
             return
         block = int(blocks[illegal.argmax()])
         sole = int(self._refcount[block]) == 1
@@ -343,6 +348,11 @@ class BlockPool:
         limit = _HISTORY_PER_BLOCK * self.num_blocks
         while self._history_blocks > limit or len(self._history) > limit:
             self._history_blocks -= self._history.popleft()[3].size
+
+
+def _where(states: bytes, state: int) -> NDArray[np.bool_]:
+    mask: NDArray[np.bool_] = np.frombuffer(states, np.uint8) == state
+    return mask
 
 
 def _name(actor: int | str) -> str:

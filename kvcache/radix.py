@@ -20,7 +20,7 @@ import numpy as np
 from kvcache.errors import ConservationError
 from kvcache.eviction import EvictionPolicy
 from kvcache.node import Blocks, Match, Node, Tokens, below
-from kvcache.regret import EvictionMemory, namespace_digest, prefix_digests
+from kvcache.regret import EvictionMemory, chain_digest
 
 _NO_BLOCKS: Blocks = np.empty(0, np.int32)
 _MIN_CAPACITY = 4  # blocks a run has room for
@@ -59,20 +59,16 @@ class RadixIndex:
         self, namespace: bytes, tokens: Tokens, match: Match, max_blocks: int
     ) -> int:
         """How many blocks right behind `match` were evicted and are now missed."""
-        if match.blocks >= max_blocks:
+        if len(self._memory) == 0:
             return 0
-        if match.node is None:
-            digest = namespace_digest(namespace)
-        else:
-            digest = int(match.node.digests[match.node_blocks - 1])
-        missed = tokens[match.blocks * self.block_tokens : max_blocks * self.block_tokens]
-        # Most misses end with the first block, which is cheap to look at alone.
-        for part in (missed[: self.block_tokens], missed):
-            digests = prefix_digests(part, self.block_tokens, match.blocks, digest)
-            count = self._memory.count_leading(digests)
-            if count == 0:
-                break
-        return count
+        digest = hash(namespace)
+        if match.node is not None:
+            digest = self._digests(match.node)[match.node_blocks - 1]
+        for position in range(match.blocks, max_blocks):
+            digest = chain_digest(digest, self._key(tokens, position))
+            if digest not in self._memory:
+                return position - match.blocks
+        return max_blocks - match.blocks
 
     def begins_elsewhere(self, namespace: bytes, tokens: Tokens) -> bool:
         """Whether another namespace has the first block of `tokens`, and this one has not."""
@@ -90,15 +86,14 @@ class RadixIndex:
         node = match.node
         if node is None:
             return None, _NO_BLOCKS
-        if match.node_blocks < node.count:
-            node = self._split(node, match.node_blocks)
         blocks = np.empty(match.blocks, np.int32)
-        step: Node | None = node
-        while step is not None and step.parent is not None:
-            self._lock_node(step)
+        end = step = self._lock_leading(node, match.node_blocks)
+        while True:
             blocks[step.start : step.start + step.count] = step.blocks[: step.count]
-            step = step.parent
-        return node, blocks
+            parent = step.parent
+            if parent is None or parent.parent is None:
+                return end, blocks
+            step = self._lock_leading(parent, parent.count)
 
     def unlock(self, node: Node | None) -> None:
         """Takes one lock off the path to `node`. From the leaf up, as the policy demands."""
@@ -128,14 +123,13 @@ class RadixIndex:
             child, same = self._follow(node, tokens, position, total)
             if child is None:
                 break
-            node = child if same == child.count else self._split(child, same)
-            self._lock_node(node)
+            node = self._lock_leading(child, same)
             known.append(node.blocks[: node.count])
             position += same
         if position < total:
             rest = tokens[position * self.block_tokens : total * self.block_tokens]
             node = self._grow(node, rest, blocks[position:])
-        return node, np.concatenate(known) if known else _NO_BLOCKS
+        return node, _joined(known)
 
     def evict(self, count: int) -> Blocks:
         """Removes up to `count` evictable blocks, the policy's victims from their tails on.
@@ -149,7 +143,8 @@ class RadixIndex:
                 break
             cut = node.count - min(count, node.count)
             taken.append(node.blocks[cut : node.count].copy())
-            self._memory.remember(node.digests[cut : node.count])
+            self._memory.remember(self._digests(node)[cut:])
+            del node.digests[cut:]
             removed = node.count - cut
             count -= removed
             self.num_blocks -= removed
@@ -160,7 +155,7 @@ class RadixIndex:
                 self._detach(node)
             elif cut * 4 <= node.blocks.size and node.blocks.size > _MIN_CAPACITY:
                 node.resize(max(_MIN_CAPACITY, cut * 2), self.block_tokens)
-        return np.concatenate(taken) if taken else _NO_BLOCKS
+        return _joined(taken)
 
     def drop(self, namespace: bytes | None) -> Blocks:
         """Forgets a namespace (None: all), locked nodes too. Answers the blocks let go.
@@ -181,7 +176,7 @@ class RadixIndex:
                     self.evictable_blocks -= node.count
             for child in list(root.children.values()):
                 self._detach(child)
-        return np.concatenate(dropped) if dropped else _NO_BLOCKS
+        return _joined(dropped)
 
     # --- audit ---------------------------------------------------------------
 
@@ -240,19 +235,40 @@ class RadixIndex:
         first = int(differs.argmax())
         return child, first // size if differs[first] else most
 
+    def _digests(self, node: Node) -> list[int]:
+        """One digest for every block of the run; those of its ancestors are made first."""
+        incomplete: list[Node] = []
+        step: Node | None = node
+        while step is not None and len(step.digests) < step.count:
+            incomplete.append(step)
+            step = step.parent
+        for step in reversed(incomplete):
+            parent = step.parent
+            assert parent is not None
+            digest = step.digests[-1] if step.digests else parent.digests[-1]
+            for block in range(len(step.digests), step.count):
+                digest = chain_digest(digest, self._key(step.tokens, block))
+                step.digests.append(digest)
+        return node.digests
+
     def _root(self, namespace: bytes) -> Node:
         root = self._roots.get(namespace)
         if root is None:
-            digests = np.array([namespace_digest(namespace)], np.uint64)
-            root = Node(namespace, None, 0, _NO_BLOCKS, _NO_BLOCKS, digests)
+            root = Node(namespace, None, 0, _NO_BLOCKS, _NO_BLOCKS)
+            root.digests.append(hash(namespace))
             self._roots[namespace] = root
         return root
 
-    def _lock_node(self, node: Node) -> None:
+    def _lock_leading(self, node: Node, count: int) -> Node:
+        """Locks the first `count` blocks of a run; cuts the others off if there are any."""
         if node.locks == 0:
+            self.evictable_blocks -= count
+        if count < node.count:
+            node = self._split(node, count)
+        elif node.locks == 0:
             self._policy.remove(node)
-            self.evictable_blocks -= node.count
         node.locks += 1
+        return node
 
     def _attach(self, node: Node, parent: Node) -> None:
         node.parent = parent
@@ -276,7 +292,8 @@ class RadixIndex:
     def _split(self, node: Node, count: int) -> Node:
         """Cuts the first `count` blocks off into a new parent, which is answered.
 
-        `node` stays the lower half: whoever locks it ends there.
+        `node` stays the lower half: whoever locks it ends there, and if it is evictable its
+        place in the policy is that of the tail. The new parent is about to be locked.
         """
         size = self.block_tokens
         parent = node.parent
@@ -287,37 +304,27 @@ class RadixIndex:
             node.start,
             node.tokens[: count * size].copy(),
             node.blocks[:count].copy(),
-            node.digests[:count].copy(),
         )
+        upper.digests = node.digests[:count]
         upper.locks = node.locks
         upper.key = node.key
         parent.children[upper.key] = upper
         node.tokens = node.tokens[count * size : node.count * size].copy()
         node.blocks = node.blocks[count : node.count].copy()
-        node.digests = node.digests[count : node.count].copy()
+        del node.digests[:count]
         node.count -= count
         node.start += count
         self._attach(node, upper)
-        if node.locks == 0:
-            self._policy.split(node, upper)
         return upper
 
     def _grow(self, node: Node, tokens: Tokens, blocks: Blocks) -> Node:
         """Puts new blocks behind `node`: into its run if only the caller uses it, else below."""
         size = self.block_tokens
-        start_digest = int(node.digests[max(node.count, 1) - 1])
-        digests = prefix_digests(tokens, size, node.start + node.count, start_digest)
         added = int(blocks.size)
         self.num_blocks += added
         if node.parent is None or node.locks > 1 or node.children:
-            child = Node(
-                node.namespace,
-                node,
-                node.start + node.count,
-                tokens.copy(),
-                blocks.copy(),
-                digests,
-            )
+            start = node.start + node.count
+            child = Node(node.namespace, node, start, tokens.copy(), blocks.copy())
             child.locks = 1
             self._attach(child, node)
             return child
@@ -326,6 +333,11 @@ class RadixIndex:
             node.resize(max(_MIN_CAPACITY, end + end // 2), size)
         node.tokens[node.count * size : end * size] = tokens
         node.blocks[node.count : end] = blocks
-        node.digests[node.count : end] = digests
         node.count = end
         return node
+
+
+def _joined(runs: list[Blocks]) -> Blocks:
+    if len(runs) == 1:
+        return runs[0]
+    return np.concatenate(runs) if runs else _NO_BLOCKS

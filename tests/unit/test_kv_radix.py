@@ -14,7 +14,7 @@ from kvcache.errors import ConservationError
 from kvcache.eviction import LruPolicy
 from kvcache.node import Node
 from kvcache.radix import RadixIndex
-from kvcache.regret import EvictionMemory, prefix_digests
+from kvcache.regret import EvictionMemory
 
 NAMESPACE = b"n"
 
@@ -54,14 +54,7 @@ def test_a_match_ends_at_the_last_whole_equal_block() -> None:
 
 def test_colliding_hashes_do_not_make_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests serve statistics alone: with all of them equal every answer stays exact."""
-
-    def all_equal(
-        tokens: NDArray[np.int32], block_tokens: int, _start: int, _digest: int
-    ) -> NDArray[np.uint64]:
-        return np.zeros(tokens.size // block_tokens, np.uint64)
-
-    monkeypatch.setattr("kvcache.radix.prefix_digests", all_equal)
-    monkeypatch.setattr("kvcache.radix.namespace_digest", lambda _namespace: 0)
+    monkeypatch.setattr("kvcache.radix.chain_digest", lambda _previous, _block: 0)
     tree = Tree()
     tree.put(array(1, 2, 3, 4))
     tree.put(array(5, 6, 7, 8))
@@ -245,17 +238,55 @@ def test_the_cost_of_a_match_does_not_depend_on_the_number_of_blocks() -> None:
     assert lines_executed(tree.index.match, NAMESPACE, tokens, 20_000) == cost
 
 
-def test_digests_depend_on_the_whole_prefix() -> None:
-    whole = prefix_digests(array(1, 2, 3, 4, 5, 6), 2, 0, 99)
-    tail = prefix_digests(array(3, 4, 5, 6), 2, 1, int(whole[0]))
-    assert tail.tolist() == whole[1:].tolist()
-    assert prefix_digests(array(2, 1, 3, 4), 2, 0, 99)[1] != whole[1]
-    assert prefix_digests(array(1, 2, 3, 4), 2, 0, 98)[1] != whole[1]
+def test_what_was_evicted_behind_a_match_is_counted_when_it_is_asked_for_again() -> None:
+    tree = Tree()
+    tree.index.unlock(tree.put(array(1, 1, 2, 2, 3, 3, 4, 4)))
+    wanted = array(1, 1, 2, 2, 3, 3, 9, 9)
+
+    def forgotten(namespace: bytes = NAMESPACE) -> int:
+        match = tree.index.match(namespace, wanted, 4)
+        return tree.index.forgotten_blocks(namespace, wanted, match, 4)
+
+    assert forgotten() == 0
+    tree.index.evict(2)
+    assert forgotten() == 1
+    node, _ = tree.index.lock(tree.index.match(NAMESPACE, wanted, 1))
+    assert forgotten() == 1, "splitting a run changes nothing"
+    tree.index.unlock(node)
+    tree.index.evict(2)
+    assert forgotten() == 3
+    assert forgotten(b"other") == 0
+
+
+def test_the_identity_of_an_evicted_block_is_its_whole_prefix() -> None:
+    tree = Tree()
+    tree.index.unlock(tree.put(array(1, 1, 2, 2)))
+    tree.index.evict(2)
+    wanted = array(7, 7, 2, 2)
+    tree.put(wanted[:2])
+    match = tree.index.match(NAMESPACE, wanted, 2)
+    assert tree.index.forgotten_blocks(NAMESPACE, wanted, match, 2) == 0
+
+
+def test_digests_follow_a_run_that_grows_and_shrinks() -> None:
+    tree = Tree(block_tokens=1)
+    node = tree.put(array(1, 2, 3))
+    tree.index.unlock(node)
+    tree.index.evict(1)
+    node, _ = tree.index.lock(tree.index.match(NAMESPACE, array(1, 2), 2))
+    assert node is not None
+    tree.index.insert(NAMESPACE, node, array(8, 9), array(8, 9))
+    tree.index.unlock(node)
+    tree.index.evict(3)
+    wanted = array(1, 2, 8, 9)
+    match = tree.index.match(NAMESPACE, wanted, 4)
+    assert match.blocks == 1
+    assert tree.index.forgotten_blocks(NAMESPACE, wanted, match, 4) == 3
 
 
 def test_the_memory_of_evictions_is_bounded() -> None:
     memory = EvictionMemory(10)
-    memory.remember(np.arange(1000, dtype=np.uint64))
+    memory.remember(range(1000))
     assert 10 <= len(memory) <= 20
-    assert memory.count_leading(np.array([998, 999, 5], np.uint64)) == 2
-    assert memory.count_leading(np.array([5, 999], np.uint64)) == 0
+    assert 999 in memory
+    assert 5 not in memory
