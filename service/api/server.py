@@ -23,7 +23,7 @@ from service.api.ports import Ports, open_ports
 from service.config import ServeSettings
 from service.engine.messages import Loading
 from service.front.front import Front
-from service.front.state import EngineFailed, FrontState
+from service.front.state import DrainResult, EngineFailed, FrontState
 
 # After the drain nothing but the last status of each call is left to send.
 _CLOSE_SECONDS = 1.0
@@ -142,19 +142,25 @@ async def _drain(front: Front, ports: Ports, settings: ServeSettings, signals: S
     """Waits until the live requests have ended and the load balancers know; or the next signal."""
     ports.health.set(READINESS, False)
     _log.info("draining", calls=len(ports.in_flight), grace_seconds=settings.grace_seconds)
-    drained = asyncio.gather(
-        front.drain(settings.grace_seconds), asyncio.sleep(settings.endpoint_removal_seconds)
-    )
+    drained = asyncio.create_task(_drain_in_time(front, settings))
     hurry = asyncio.create_task(signals.hurry.wait())
     waits: set[asyncio.Future[Any]] = {drained, hurry}
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
     hurry.cancel()
     if drained.done():
-        result, _ = drained.result()
+        result = drained.result()
         _log.info("drained", completed=result.completed, aborted=result.aborted)
     else:
         drained.cancel()
         _log.warning("drain cut short by a second signal", calls=len(ports.in_flight))
+
+
+async def _drain_in_time(front: Front, settings: ServeSettings) -> DrainResult:
+    """Both clocks run from the signal on: that of live requests and that of load balancers."""
+    async with asyncio.TaskGroup() as group:
+        drain = group.create_task(front.drain(settings.grace_seconds))
+        group.create_task(asyncio.sleep(settings.endpoint_removal_seconds))
+    return drain.result()
 
 
 async def _close(front: Front, ports: Ports) -> None:
