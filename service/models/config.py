@@ -52,6 +52,13 @@ class ModelConfig:
     bos_id: int | None
     eos_ids: tuple[int, ...]
 
+    @property
+    def parameters(self) -> int:
+        """Weights of all matrix products, the output head included."""
+        attention = (2 * self.heads + 2 * self.kv_heads) * self.head_dim
+        layer = self.hidden_size * (attention + 3 * self.intermediate_size)
+        return self.layers * layer + self.vocab_size * self.hidden_size
+
 
 def load_model_config(source: ModelSource) -> ModelConfig:
     """Reads the configuration of a model. Raises ModelFileError."""

@@ -41,12 +41,12 @@ class RopeConfig:
     def frequencies(self, head_dim: int) -> NDArray[np.float32]:
         """Angle per position of each of the head_dim / 2 rotated pairs."""
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-        base = (1.0 / np.power(np.float32(self.theta), exponents)).astype(np.float32)
+        base: NDArray[np.float32] = 1 / np.power(np.float32(self.theta), exponents)
         match self.kind:
             case RopeKind.DEFAULT:
                 return base
             case RopeKind.LINEAR:
-                return base / np.float32(self.factor)
+                return (base / self.factor).astype(np.float32)
             case RopeKind.LLAMA3:
                 return self._llama3(base)
             case RopeKind.YARN:
@@ -58,8 +58,8 @@ class RopeConfig:
         blend = (self.original_context_tokens / wavelength - self.low_freq_factor) / (
             self.high_freq_factor - self.low_freq_factor
         )
-        kept = np.clip(blend, 0.0, 1.0).astype(np.float32)
-        return (1 - kept) * base / np.float32(self.factor) + kept * base
+        kept = np.clip(blend, 0.0, 1.0)
+        return ((1 - kept) * base / self.factor + kept * base).astype(np.float32)
 
     def _yarn(self, base: NDArray[np.float32], head_dim: int) -> NDArray[np.float32]:
         """Interpolates dimensions that turn less than beta_slow times, keeps the fast ones."""
@@ -71,9 +71,8 @@ class RopeConfig:
         low = max(math.floor(dimension(self.beta_fast)), 0)
         high = min(math.ceil(dimension(self.beta_slow)), head_dim - 1)
         width = high - low if high != low else 0.001
-        ramp = np.clip((np.arange(head_dim // 2, dtype=np.float32) - low) / width, 0, 1)
-        interpolated = ramp.astype(np.float32)
-        return interpolated * base / np.float32(self.factor) + (1 - interpolated) * base
+        ramp = np.clip((np.arange(head_dim // 2) - low) / width, 0, 1)
+        return (ramp * base / self.factor + (1 - ramp) * base).astype(np.float32)
 
 
 def yarn_attention_factor(factor: float) -> float:

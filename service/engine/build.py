@@ -1,0 +1,150 @@
+"""Makes a runner: chooses types and sizes, loads the model, makes one real token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvcache import Arena, KVDtype, KVLayout
+from service.config import EngineSettings
+from service.engine.errors import StartError
+from service.engine.host import available_memory_bytes, usable_cores
+from service.engine.messages import Loading
+from service.engine.runner import Runner, StepBatch
+from service.models.config import ModelConfig, load_model_config
+from service.models.source import resolve_model
+
+# The pool when neither kv_blocks nor kv_memory_bytes is set.
+_DEFAULT_POOL_SHARE = 0.25
+_DEFAULT_POOL_BYTES = 1 << 30
+# `packed_weights = auto`: the second copy of the weights may take this share of free memory.
+_PACKED_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltRunner:
+    """A runner that has computed a token, and the facts about it."""
+
+    runner: Runner
+    layout: KVLayout
+    arena: Arena
+    num_blocks: int  # the null block included
+    max_context_tokens: int
+    vocab_size: int
+    model_version: str
+    weights_dtype: str
+    kv_dtype: str
+    device: str
+    attention_backend: str
+
+
+def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) -> BuiltRunner:
+    """Loads the model of the settings; raises ModelFileError or StartError.
+
+    torch is imported in here, so that the first progress is told before it, and so that a
+    mistake in the settings or the model's configuration is told without it.
+    """
+    source = resolve_model(settings.model)
+    config = load_model_config(source)
+    weights_dtype = "bfloat16" if settings.dtype == "auto" else settings.dtype
+    kv_dtype = KVDtype(weights_dtype if settings.kv_dtype == "auto" else settings.kv_dtype)
+    layout = KVLayout(
+        config.layers, config.kv_heads, config.head_dim, settings.block_tokens, kv_dtype
+    )
+    num_blocks = _pool_blocks(settings, layout) + 1
+    context_tokens = _context_tokens(settings, config, num_blocks - 1)
+
+    progress(Loading("import", 0, 0, "modules"))
+    from service.engine.torch_runner import ATTENTION_BACKEND, RunnerOptions, TorchRunner
+    from service.models.torch_checkpoint import open_checkpoint
+    from service.models.torch_linear import choose_linear_mode
+
+    checkpoint = open_checkpoint(source, config)
+    progress(Loading("kv pool", 0, num_blocks - 1, "blocks"))
+    arena = Arena(layout, num_blocks)
+    progress(Loading("kv pool", num_blocks - 1, num_blocks - 1, "blocks"))
+    options = RunnerOptions(
+        weights_dtype=weights_dtype,
+        mode=choose_linear_mode(
+            weights_dtype,
+            settings.packed_weights,
+            packed_bytes=4 * config.parameters,
+            limit_bytes=int(_PACKED_SHARE * available_memory_bytes()),
+        ),
+        context_tokens=context_tokens,
+        threads=settings.threads or usable_cores(),
+    )
+    runner = TorchRunner(
+        config,
+        checkpoint,
+        arena,
+        options,
+        lambda done: progress(Loading("weights", done, config.layers, "layers")),
+    )
+    progress(Loading("warm-up", 0, 1, "tokens"))
+    _make_token(runner, config.bos_id or 0)
+    progress(Loading("warm-up", 1, 1, "tokens"))
+    return BuiltRunner(
+        runner=runner,
+        layout=layout,
+        arena=arena,
+        num_blocks=num_blocks,
+        max_context_tokens=context_tokens,
+        vocab_size=config.vocab_size,
+        model_version=checkpoint.version(),
+        weights_dtype=weights_dtype,
+        kv_dtype=kv_dtype.value,
+        device="cpu",
+        attention_backend=ATTENTION_BACKEND,
+    )
+
+
+def _pool_blocks(settings: EngineSettings, layout: KVLayout) -> int:
+    """Usable blocks of the pool, the null block left out."""
+    if settings.kv_blocks is not None:
+        return settings.kv_blocks
+    pool_bytes = settings.kv_memory_bytes
+    if pool_bytes is None:
+        pool_bytes = min(int(_DEFAULT_POOL_SHARE * available_memory_bytes()), _DEFAULT_POOL_BYTES)
+    blocks = pool_bytes // layout.block_bytes - 1
+    if blocks < 1:
+        raise StartError(
+            f"kv_memory_bytes = {pool_bytes}: a pool of this model needs at least "
+            f"{2 * layout.block_bytes} bytes (two blocks of {layout.block_tokens} tokens)"
+        )
+    return blocks
+
+
+def _context_tokens(settings: EngineSettings, config: ModelConfig, pool_blocks: int) -> int:
+    """The longest context that the setting, the model and the pool allow."""
+    wanted = settings.max_context_tokens
+    if wanted is not None and wanted > config.context_tokens:
+        raise StartError(
+            f"max_context_tokens = {wanted}: the model's limit is {config.context_tokens}"
+        )
+    pool_tokens = pool_blocks * settings.block_tokens
+    if wanted is not None and wanted > pool_tokens:
+        raise StartError(
+            f"max_context_tokens = {wanted}: the KV pool of {pool_blocks} blocks holds "
+            f"{pool_tokens} tokens"
+        )
+    return wanted or min(config.context_tokens, pool_tokens)
+
+
+def _make_token(runner: Runner, token_id: int) -> None:
+    """Computes one token in the null block, which no sequence ever reads."""
+    logits = runner.forward(
+        StepBatch(
+            token_ids=np.array([token_id], np.int32),
+            positions=np.array([0], np.int32),
+            slots=np.array([0], np.int64),
+            query_starts=np.array([0, 1], np.int32),
+            context_lens=np.array([1], np.int32),
+            block_tables=np.array([[0]], np.int32),
+            logit_rows=np.array([0], np.int32),
+        )
+    )
+    if not np.isfinite(logits).all():
+        raise StartError("the model's first token has logits that are not finite: bad weights")

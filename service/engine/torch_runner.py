@@ -1,0 +1,73 @@
+"""The torch runner: our own model code on the CPU, over the pool of an arena."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvcache import Arena
+from kvcache.attention.cpu import CpuAttention
+from service.engine.runner import StepBatch
+from service.models.config import ModelConfig
+from service.models.torch_checkpoint import Checkpoint
+from service.models.torch_linear import LinearMode
+from service.models.torch_llama import Llama
+from service.models.torch_weights import WeightLoader
+
+ATTENTION_BACKEND = "torch-cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """How a model is computed."""
+
+    weights_dtype: str  # "bfloat16" or "float32"
+    mode: LinearMode
+    context_tokens: int
+    threads: int
+
+
+class TorchRunner:
+    """A `Runner` of a Llama-family model; it reads and writes the blocks of `arena`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        checkpoint: Checkpoint,
+        arena: Arena,
+        options: RunnerOptions,
+        on_layer: Callable[[int], None],
+    ) -> None:
+        torch.set_num_threads(options.threads)
+        torch.set_grad_enabled(False)
+        dtype: torch.dtype = getattr(torch, options.weights_dtype)
+        pool_dtype: torch.dtype = getattr(torch, arena.layout.dtype.value)
+        pool = torch.frombuffer(arena.buffer, dtype=pool_dtype)
+        attention = CpuAttention(
+            pool.view(arena.layout.shape(arena.num_blocks)), config.head_dim**-0.5
+        )
+        loader = WeightLoader(config, checkpoint, dtype, options.mode)
+        weights = loader.load(options.context_tokens, on_layer)
+        self._attention = attention
+        self._model = Llama(config, weights, attention, options.mode.activations or dtype)
+        self._vocab_size = config.vocab_size
+
+    @property
+    def vocab_size(self) -> int:
+        return self._vocab_size
+
+    def forward(self, batch: StepBatch) -> NDArray[np.float32]:
+        plan = self._attention.plan(
+            batch.slots, batch.query_starts, batch.context_lens, batch.block_tables
+        )
+        logits: NDArray[np.float32] = self._model.forward(
+            torch.from_numpy(batch.token_ids),
+            torch.from_numpy(batch.positions),
+            plan,
+            torch.from_numpy(batch.logit_rows),
+        ).numpy()
+        return logits
