@@ -124,7 +124,9 @@ class ChatTemplate:
             raise ChatInputError("conversation.messages", len(messages), f"the limit is {limit}")
         for name in template_kwargs:
             if name in self._reserved:
-                raise ChatInputError("template_kwargs", name, "is set by the server alone")
+                raise ChatInputError(
+                    "conversation.template_kwargs", name, "is set by the server alone"
+                )
 
 
 def _environment() -> jinja2.sandbox.ImmutableSandboxedEnvironment:

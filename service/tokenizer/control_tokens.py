@@ -12,6 +12,8 @@ from service.tokenizer.errors import ChatInputError
 # always near the front unless somebody tries hard.
 _MARK_RANGES = ((0xE000, 0xF900), (0xF0000, 0xFFFFE), (0x100000, 0x10FFFE))
 
+_MAX_DEPTH = 64  # of JSON that callers supply; the recursion below is far from Python's limit
+
 
 @dataclass(frozen=True, slots=True)
 class ControlToken:
@@ -89,10 +91,10 @@ class ControlTokens:
 class Marker:
     """Disarms every string of one conversation with a mark that occurs in none of them."""
 
-    def __init__(self, control: ControlTokens, inputs: object) -> None:
-        """`inputs`: all that the caller supplied, nested lists, mappings and strings."""
+    def __init__(self, control: ControlTokens, inputs: Mapping[str, object]) -> None:
+        """`inputs`: all that the caller supplied, JSON-like, by the name that errors show."""
         used: set[str] = set()
-        for path, text in _strings(inputs, "conversation"):
+        for path, text in _all_strings(inputs):
             try:
                 text.encode()
             except UnicodeEncodeError as error:
@@ -128,16 +130,24 @@ def _unused_character(used: set[str]) -> str:
     raise ChatInputError("conversation", len(used), "uses every private-use character")
 
 
-def _strings(value: object, path: str) -> Iterator[tuple[str, str]]:
+def _all_strings(inputs: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for name, value in inputs.items():
+        yield from _strings(value, name)
+
+
+def _strings(value: object, path: str, depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every string in a JSON-like value, with where it is."""
+    if depth > _MAX_DEPTH:
+        raise ChatInputError(path, depth, f"nests deeper than {_MAX_DEPTH} levels")
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _strings(key, path)
-            yield from _strings(item, f"{path}.{key}")
+            yield from _strings(key, path, depth + 1)
+            yield from _strings(item, f"{path}.{key}", depth + 1)
     elif isinstance(value, Sequence):
         for index, item in enumerate(value):
-            yield from _strings(item, f"{path}[{index}]")
+            yield from _strings(item, f"{path}[{index}]", depth + 1)
 
 
 def _proper_parts(texts: Iterable[str], *, head: bool) -> frozenset[str]:

@@ -127,8 +127,8 @@ def _special_id(config: Fields, base: Tokenizer, name: str, text: str) -> int:
 
 def _surrounding(base: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """What the post-processor puts before and behind a text."""
-    if base.post_processor is None:
-        return (), ()
+    base.no_padding()
+    base.no_truncation()
     middle = base.encode("a", add_special_tokens=False).ids
     whole = base.encode("a", add_special_tokens=True).ids
     for start in range(len(whole) - len(middle) + 1):

@@ -131,7 +131,14 @@ class Tokenizer:
         if self._template is None:
             raise NoChatTemplateError(self._model)
         plain = [_as_mapping(index, message) for index, message in enumerate(messages)]
-        marker = Marker(self._control, [plain, tools, template_kwargs])
+        marker = Marker(
+            self._control,
+            {
+                "conversation.messages": plain,
+                "conversation.tools": tools,
+                "conversation.template_kwargs": template_kwargs,
+            },
+        )
         shown = [_disarmed_message(marker, message) for message in plain]
         tail = marker.mark * 2 + " "
         if continue_final_message:

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, pre_tokenizers
 from service.models.errors import ModelFileError
 from service.tokenizer.token_bytes import Spelling
 
-_MAX_CONTROL_TOKEN_CHARS = 256
+_MAX_CONTROL_TOKEN_CHARS = 128  # the pattern that finds them nests as deep
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,8 +214,17 @@ def test_bad_roles_and_broken_unicode_are_named(tmp_path: Path) -> None:
     tokenizer = _tokenizer(tmp_path)
     with pytest.raises(ChatInputError, match=r"messages\[1\]\.role = 'root'"):
         tokenizer.encode_chat([ChatMessage("user", "x"), ChatMessage("root", "x")])
-    with pytest.raises(ChatInputError, match="lone surrogate"):
+    with pytest.raises(ChatInputError, match=r"conversation\.tools\[0\]\.a = .*lone surrogate"):
         tokenizer.encode_chat([ChatMessage("user", "x")], tools=[{"a": "\ud800"}])
+
+
+def test_deeply_nested_input_is_refused(tmp_path: Path) -> None:
+    tokenizer = _tokenizer(tmp_path)
+    nested: object = "x"
+    for _ in range(500):
+        nested = [nested]
+    with pytest.raises(ChatInputError, match=r"conversation\.tools.*deeper than 64"):
+        tokenizer.encode_chat([ChatMessage("user", "x")], tools=[nested])
 
 
 @pytest.mark.parametrize(

@@ -264,3 +264,24 @@ def test_of_nested_control_tokens_the_longest_is_taken(tmp_path: Path) -> None:
     source = hf_folder(tmp_path, base.to_str(), config={"chat_template": template})
     ids = load_tokenizer(source).encode_chat([ChatMessage("user", "x")])
     assert ids == base.encode(template).ids
+
+
+def test_truncation_and_padding_of_the_file_do_not_count(tmp_path: Path) -> None:
+    base = Reference.from_str(with_bos(byte_level_tokenizer(), "<|im_start|>", 1))
+    base.enable_truncation(3)
+    base.enable_padding(length=8, pad_id=0, pad_token="<|endoftext|>")
+    tokenizer = load_tokenizer(hf_folder(tmp_path, base.to_str()))
+    ids = tokenizer.encode("longer than three tokens")
+    assert ids[0] == 1
+    assert tokenizer.decode(ids, skip_special=False) == "<|im_start|>longer than three tokens"
+
+
+def test_nested_control_tokens_up_to_the_bound(tmp_path: Path) -> None:
+    base = Reference.from_str(byte_level_tokenizer())
+    base.add_special_tokens([AddedToken("#" * size, normalized=False) for size in range(2, 129)])
+    source = hf_folder(tmp_path / "a", base.to_str(), config={"chat_template": "x" + "#" * 128})
+    ids = load_tokenizer(source).encode_chat([ChatMessage("user", "x")])
+    assert ids[-1] == base.token_to_id("#" * 128)
+    base.add_special_tokens([AddedToken("#" * 129, normalized=False)])
+    with pytest.raises(ModelFileError, match="at most 128 characters"):
+        load_tokenizer(hf_folder(tmp_path / "b", base.to_str()))
