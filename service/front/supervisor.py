@@ -29,7 +29,7 @@ from service.front.restart import RestartPolicy
 ENGINE_COMMAND = (sys.executable, "-m", "service.engine")
 # An engine holds nothing worth saving: past this it is killed.
 _STOP_SECONDS = 5.0
-# Between the death of the process and the end of its stream, which carries its last words.
+# Between the end of the stream, which carries the last words, and that of the process.
 _LAST_WORDS_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
@@ -154,14 +154,13 @@ class Supervisor:
             self._await_start()
             ends: list[asyncio.Future[Any]] = [exited, link.closed]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if not link.closed.done():
-                await asyncio.wait({link.closed}, timeout=_LAST_WORDS_SECONDS)
+            # The one that came first will be followed by the other, unless something is wrong.
+            await asyncio.wait(ends, timeout=_LAST_WORDS_SECONDS)
         finally:
             self._link = None
             self._cancel_start_timer()
             link.close("the engine process ended")
             if process.returncode is None:
-                # Its stream is gone or we are stopping: there is nothing left to wait for.
                 with contextlib.suppress(ProcessLookupError):
                     process.kill()
             await exited
