@@ -101,13 +101,14 @@ def byte_level_fields(pre: str = "gpt-2") -> dict[str, object]:
     ids = dict(stored["model"]["vocab"])
     ids.update({token["content"]: token["id"] for token in stored["added_tokens"]})
     tokens = sorted(ids, key=lambda token: ids[token])
-    controls = {*BYTE_LEVEL_SPECIALS, "<|role|>"}
+    user_defined = {"<think>", "<|role|>"}  # the second one is a control token all the same
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": [
-            3 if token in controls else 4 if token == "<think>" else 1 for token in tokens
+            3 if token in BYTE_LEVEL_SPECIALS else 4 if token in user_defined else 1
+            for token in tokens
         ],
         "tokenizer.ggml.merges": [" ".join(pair) for pair in stored["model"]["merges"]],
         "tokenizer.ggml.bos_token_id": ids["<|im_start|>"],

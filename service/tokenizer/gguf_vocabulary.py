@@ -19,7 +19,7 @@ from service.models.errors import ModelFileError
 from service.models.fields import Fields
 from service.tokenizer.pretokenizers import PRE_TOKENIZER_RULES
 from service.tokenizer.token_bytes import SPACE_MARK, Spelling
-from service.tokenizer.vocabulary import Vocabulary, encoder
+from service.tokenizer.vocabulary import Vocabulary, encoder, looks_like_control
 
 _PREFIX = "tokenizer.ggml."
 _TEMPLATE = "tokenizer.chat_template"
@@ -50,7 +50,8 @@ def gguf_vocabulary(path: Path, metadata: Mapping[str, object]) -> Vocabulary:
     eos = fields.token_ids("eos_token_id", len(tokens))
     eot = fields.token_ids("eot_token_id", len(tokens))
     eom = fields.token_ids("eom_token_id", len(tokens))
-    for token_id in (*bos, *eos, *eot, *eom):  # whatever their type says
+    # Many files call some of these ordinary.
+    for token_id in (*bos, *eos, *eot, *eom, *_disguised(tokens, types)):
         types[token_id] = _TokenType.CONTROL
     model = build(fields, tokens, types)
     added = {
@@ -160,6 +161,14 @@ def _halves(token: str) -> Iterator[tuple[str, str]]:
         yield token[:middle], token[middle:]
 
 
+def _disguised(tokens: Sequence[str], types: Sequence[int]) -> list[int]:
+    return [
+        token_id
+        for token_id, kind in enumerate(types)
+        if kind == _TokenType.USER_DEFINED and looks_like_control(tokens[token_id])
+    ]
+
+
 def _literal_tokens(types: Sequence[int]) -> Iterator[tuple[int, bool]]:
     """The tokens whose text is no spelling of bytes, and whether each is a control token."""
     for token_id, kind in enumerate(types):
@@ -217,7 +226,7 @@ def _ids(tokens: Sequence[str]) -> dict[str, int]:
 def _token_types(fields: Fields, count: int) -> list[int]:
     if not fields.has("token_type"):
         return [_TokenType.NORMAL] * count
-    return _values(fields, "token_type", int, count)
+    return list(_values(fields, "token_type", int, count))
 
 
 _Value = TypeVar("_Value", str, int, float)

@@ -12,13 +12,15 @@ from tokenizers.models import BPE
 from service.models.errors import ModelFileError
 from service.models.fields import Fields
 from service.tokenizer.token_bytes import SPACE_MARK, Spelling
-from service.tokenizer.vocabulary import Vocabulary, encoder, marks_first_word
+from service.tokenizer.vocabulary import (
+    Vocabulary,
+    encoder,
+    looks_like_control,
+    marks_first_word,
+)
 
 _TOKENIZER = "tokenizer.json"
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")
-# Some models declare their role markers as ordinary added tokens. Converters to GGUF take
-# what is written like one for a control token, and so does this.
-_CONTROL_LIKE = (("<|", "|>"), ("<｜", "｜>"))
 
 
 def hf_vocabulary(folder: Path) -> Vocabulary:
@@ -87,7 +89,7 @@ def _added_tokens(base: Tokenizer, special: Mapping[int, str]) -> dict[int, Adde
         for token_id, text in special.items()
     }
     for token_id, token in base.get_added_tokens_decoder().items():
-        is_control = token.special or token_id in special or _looks_like_control(token.content)
+        is_control = token.special or token_id in special or looks_like_control(token.content)
         added[token_id] = AddedToken(
             token.content,
             single_word=token.single_word,
@@ -97,10 +99,6 @@ def _added_tokens(base: Tokenizer, special: Mapping[int, str]) -> dict[int, Adde
             special=is_control,
         )
     return dict(sorted(added.items()))
-
-
-def _looks_like_control(text: str) -> bool:
-    return any(text.startswith(head) and text.endswith(tail) for head, tail in _CONTROL_LIKE)
 
 
 def _special_texts(config: Fields) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from service.models.errors import ModelFileError
 from service.tokenizer.token_bytes import Spelling
 
 _MAX_CONTROL_TOKEN_CHARS = 128  # the pattern that finds them nests as deep
+_CONTROL_LIKE = re.compile(r"<\|.+\|>|<｜.+｜>", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,15 @@ def encoder(
             raise ModelFileError(path, "added_tokens", token.content, reason)
     view.encode_special_tokens = True
     return view
+
+
+def looks_like_control(text: str) -> bool:
+    """Whether an added token is written like a control token.
+
+    Many models declare their role markers as ordinary added tokens. They are control tokens
+    all the same: text of users must not contain them, and output does not show them.
+    """
+    return _CONTROL_LIKE.fullmatch(text) is not None
 
 
 def marks_first_word(base: Tokenizer) -> bool:
