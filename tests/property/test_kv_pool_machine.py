@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-
 from numpy.typing import NDArray
 
 from kvcache.errors import IllegalTransitionError, OutOfBlocksError

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 
 import numpy as np
 import pytest
 
+import kvcache
 from kvcache import Arena, KVDtype, KVLayout, VictimCandidate, choose_victim, namespace_key
 from kvcache.errors import ArenaError, InvalidArgumentError
 
@@ -108,3 +110,9 @@ def test_a_sequence_that_has_not_progressed_is_spared() -> None:
 def test_if_none_has_progressed_the_last_admitted_goes() -> None:
     candidates = [candidate(number, progressed=False) for number in (1, 2, 3)]
     assert chosen(*candidates) == 3
+
+
+def test_the_example_of_the_package_works() -> None:
+    result = doctest.testmod(kvcache)
+    assert result.attempted > 5
+    assert result.failed == 0
