@@ -68,7 +68,6 @@ class EngineCore:
                 max_running_sequences=settings.max_running_sequences,
                 max_step_tokens=settings.max_step_tokens,
                 prefill_chunk_tokens=settings.prefill_chunk_tokens,
-                max_context_tokens=max_context_tokens,
                 headroom_blocks=headroom_blocks(manager.usable_blocks, settings.load_line),
                 max_skips=settings.max_admission_skips,
                 prompt_logprob_rows=settings.prompt_logprob_rows,

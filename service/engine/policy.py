@@ -17,7 +17,6 @@ class SchedulerLimits:
     max_running_sequences: int
     max_step_tokens: int
     prefill_chunk_tokens: int
-    max_context_tokens: int
     headroom_blocks: int
     max_skips: int
     prompt_logprob_rows: int

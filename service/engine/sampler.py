@@ -8,7 +8,8 @@ Order of operations, the same for every sequence:
 3. temperature: at `GREEDY_TEMPERATURE` and below the largest logit wins, the lower id in a
    tie, and nothing below matters; above it logits are divided by the temperature;
 4. top-k, top-p, min-p (`truncation`);
-5. one random number of (seed, token index) picks by inversion of the cumulative weights.
+5. one random number of (seed, token index) picks by inversion of the cumulative weights,
+   added up in order of token ids.
 
 Every row is computed by itself, so that batch neighbours cannot change one bit of it.
 """
@@ -133,7 +134,7 @@ def _draw(scaled: Row, params: SamplingParams, random_number: float) -> int:
     keeps_all = params.top_k == 0 or params.top_k >= len(scaled)
     if keeps_all and params.top_p >= 1.0 and params.min_p <= 0.0:
         return _invert_cdf(weights, random_number)
-    ids = surviving_ids(scaled, weights, params.top_k, params.top_p, params.min_p)
+    ids = surviving_ids(weights, params.top_k, params.top_p, params.min_p)
     return int(ids[_invert_cdf(weights[ids], random_number)])
 
 

@@ -1,76 +1,70 @@
-"""Top-k, top-p and min-p over one row, without sorting the vocabulary.
+"""Top-k, top-p and min-p over one row, without sorting the vocabulary when a part will do.
 
-Candidates are ordered by (logit descending, token id ascending), so that ties are decided
-the same way everywhere and top-k 1 is exactly greedy. Only the head of that order is ever
-sorted; it is extended until it provably holds every token that survives.
+Tokens rank by (value descending, token id ascending), so that ties are decided the same way
+everywhere and top-k 1 is exactly greedy.
 """
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numpy.typing import NDArray
 
-_FIRST_HEAD = 256
-_HEAD_GROWTH = 8
+_HEAD = 256  # the nucleus of a language model is usually smaller
 
 
-def top_ids(logits: NDArray[np.float32], count: int) -> NDArray[np.intp]:
-    """The ids of the `count` largest logits [V], largest first, ties by lower id."""
-    vocab_size = len(logits)
-    if count >= vocab_size:
-        ids = np.arange(vocab_size)
-    else:
-        threshold = np.partition(logits, vocab_size - count)[vocab_size - count]
-        ids = np.flatnonzero(logits >= threshold)
-    # Ids ascend, so a stable sort leaves ties in id order; extra ties are cut off.
-    order = np.argsort(-logits[ids], kind="stable")
-    return ids[order[:count]]
+def largest_ids(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """The ids of the `count` first-ranking values [V], in ascending order."""
+    if count >= len(values):
+        return np.arange(len(values))
+    least = np.partition(values, len(values) - count)[len(values) - count]
+    above = np.flatnonzero(values > least)
+    ties = np.flatnonzero(values == least)[: count - len(above)]
+    return np.sort(np.concatenate([above, ties]))
+
+
+def top_ids(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
+    """The ids of the `count` first-ranking values [V], first rank first."""
+    ids = largest_ids(values, count)
+    return ids[np.argsort(-values[ids], kind="stable")]
 
 
 def surviving_ids(
-    scaled: NDArray[np.float32],
-    weights: NDArray[np.float32],
-    top_k: int,
-    top_p: float,
-    min_p: float,
+    weights: NDArray[np.float32], top_k: int, top_p: float, min_p: float
 ) -> NDArray[np.intp]:
-    """The ids that the truncations leave, most likely first; never empty.
+    """The ids that the truncations leave, in ascending order; never empty.
 
     Order: top-k, then top-p over what top-k left, then min-p (relative to the most likely
     token, so its place does not matter).
 
     Args:
-        scaled: [V] logits after temperature, their maximum subtracted.
-        weights: [V] exp(scaled).
-        top_k: 0 keeps all.
-        top_p: smallest head whose share of the weight reaches it; 1 keeps all (Holtzman
-            et al., "The Curious Case of Neural Text Degeneration", 2020).
+        weights: [V], in proportion to the probabilities.
+        top_k: how many tokens may stay; 0 keeps all.
+        top_p: the smallest head whose share of the weight reaches it stays; 1 keeps all
+            (Holtzman et al., "The Curious Case of Neural Text Degeneration", 2020).
         min_p: least weight relative to the largest (Nguyen et al., "Min-p", 2024).
     """
-    vocab_size = len(scaled)
-    limit = vocab_size if top_k == 0 else min(top_k, vocab_size)
-    least = math.log(min_p) if min_p > 0 else -math.inf
+    count = len(weights) if top_k == 0 else min(top_k, len(weights))
     if top_p < 1.0:
-        ids = _nucleus(scaled, weights, limit, top_p)
-    elif limit < vocab_size:
-        ids = top_ids(scaled, limit)
+        count = _nucleus_size(weights, count, top_p)
+    ids = largest_ids(weights, count)
+    return ids[weights[ids] >= np.float32(min_p) * weights.max()]
+
+
+def _nucleus_size(weights: NDArray[np.float32], limit: int, top_p: float) -> int:
+    """How many of the `limit` largest weights reach the share `top_p` of their sum."""
+    if limit < len(weights):
+        cumulative = _largest(weights, limit).cumsum(dtype=np.float64)
+        target = top_p * cumulative[-1]
     else:
-        ids = top_ids(scaled, int(np.count_nonzero(scaled >= least)))
-    return ids[scaled[ids] >= least]
+        target = top_p * weights.sum(dtype=np.float64)
+        cumulative = _largest(weights, min(_HEAD, limit)).cumsum(dtype=np.float64)
+        if cumulative[-1] < target:
+            cumulative = _largest(weights, limit).cumsum(dtype=np.float64)
+    return min(limit, int(np.searchsorted(cumulative, target, side="left")) + 1)
 
 
-def _nucleus(
-    scaled: NDArray[np.float32], weights: NDArray[np.float32], limit: int, top_p: float
-) -> NDArray[np.intp]:
-    total = float(weights.sum(dtype=np.float64)) if limit == len(scaled) else None
-    head = min(_FIRST_HEAD, limit) if total is not None else limit
-    while True:
-        ids = top_ids(scaled, head)
-        cumulative = weights[ids].cumsum(dtype=np.float64)
-        target = top_p * (cumulative[-1] if total is None else total)
-        if cumulative[-1] >= target or head == limit:
-            keep = int(np.searchsorted(cumulative, target, side="left")) + 1
-            return ids[:keep]
-        head = min(head * _HEAD_GROWTH, limit)
+def _largest(weights: NDArray[np.float32], count: int) -> NDArray[np.float32]:
+    """The `count` largest weights, largest first."""
+    rest = len(weights) - count
+    head = np.partition(weights, rest)[rest:] if rest else weights
+    return np.sort(head)[::-1]

@@ -1,0 +1,100 @@
+"""The pure rules of the scheduler."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from engine_fakes import spec_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.engine.policy import (
+    SchedulerLimits,
+    StepBudget,
+    WaitingQueue,
+    admission_order,
+    headroom_blocks,
+)
+from service.engine.request import Sequence
+
+NONE = range(0)
+
+
+@given(
+    tokens=st.integers(0, 100),
+    chunk_tokens=st.integers(1, 100),
+    logprob_rows=st.integers(0, 50),
+    start=st.integers(0, 100),
+    remaining=st.integers(1, 100),
+    first_position=st.integers(0, 200),
+    positions=st.integers(0, 100),
+)
+def test_a_chunk_is_as_long_as_its_budgets_allow(
+    tokens: int,
+    chunk_tokens: int,
+    logprob_rows: int,
+    start: int,
+    remaining: int,
+    first_position: int,
+    positions: int,
+) -> None:
+    wanted = range(first_position, first_position + positions)
+    budget = StepBudget(tokens, chunk_tokens, logprob_rows)
+    count = budget.take(start, remaining, wanted)
+
+    def rows(length: int) -> int:
+        return sum(position in wanted for position in range(start, start + length))
+
+    longest = min(tokens, chunk_tokens, remaining)
+    assert count == max(n for n in range(longest + 1) if rows(n) <= logprob_rows)
+    assert budget.tokens == tokens - count
+    assert budget.logprob_rows == logprob_rows - rows(count)
+
+
+@pytest.mark.parametrize(
+    ("max_running", "max_step", "expected"), [(64, 512, 64), (64, 64, 63), (64, 1, 1), (1, 512, 1)]
+)
+def test_a_batch_always_leaves_a_token_of_the_step_to_its_last_sequence(
+    max_running: int, max_step: int, expected: int
+) -> None:
+    limits = SchedulerLimits(
+        max_running_sequences=max_running,
+        max_step_tokens=max_step,
+        prefill_chunk_tokens=16,
+        headroom_blocks=0,
+        max_skips=0,
+        prompt_logprob_rows=1,
+    )
+    assert limits.running_sequences == expected
+
+
+@pytest.mark.parametrize(
+    ("usable", "load_line", "expected"), [(100, 0.9, 10), (100, 1.0, 0), (1, 0.9, 1), (10, 0.25, 8)]
+)
+def test_headroom_is_what_lies_above_the_load_line(
+    usable: int, load_line: float, expected: int
+) -> None:
+    assert headroom_blocks(usable, load_line) == expected
+
+
+def test_queue_is_ordered_by_priority_then_returners_then_arrival_whatever_came_first() -> None:
+    preempted = Sequence(spec_of(5, [1], arrival_seconds=9.0), order=5)
+    preempted.preempted(now_seconds=10.0)
+    in_order = [
+        Sequence(spec_of(0, [1], priority=1, arrival_seconds=8.0), order=0),
+        Sequence(spec_of(4, [1], arrival_seconds=7.0, resumed=True), order=4),
+        preempted,
+        Sequence(spec_of(1, [1], arrival_seconds=1.0), order=9),
+        Sequence(spec_of(2, [1], arrival_seconds=2.0), order=1),
+        Sequence(spec_of(3, [1], arrival_seconds=2.0), order=2),
+        Sequence(spec_of(6, [1], priority=-3, arrival_seconds=0.0), order=3),
+    ]
+    assert sorted(in_order, key=admission_order) == in_order
+    queue = WaitingQueue()
+    for sequence in random.Random(0).sample(in_order, len(in_order)):
+        queue.add(sequence)
+    assert list(queue) == in_order
+    assert queue.preempted_count() == 1
+    queue.remove(in_order[3])
+    assert list(queue) == in_order[:3] + in_order[4:]
