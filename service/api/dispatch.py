@@ -31,6 +31,7 @@ from service.api.errors import (
     InvalidRequest,
     MalformedMessage,
 )
+from service.logs import bind_request
 
 TENANT_KEY = "x-tenant-id"
 MAX_REQUEST_ID_BYTES = 128
@@ -193,6 +194,7 @@ async def _serve(
         if isinstance(request, MalformedMessage):
             raise request
         _identify(call, request, dict(context.invocation_metadata() or ()))
+        bind_request(call.request_id)
         return await behaviour(request, call)
     except ClientGone:
         return None  # there is nobody to answer

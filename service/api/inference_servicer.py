@@ -11,6 +11,7 @@ from service.api.prompts import PromptReader
 from service.api.validation import MAX_SALT_BYTES
 from service.config import ServeSettings
 from service.engine.messages import SamplingParams
+from service.front.events import NotReady
 from service.front.front import Front
 
 MAX_TOKENIZE_BYTES = 1024**2
@@ -55,7 +56,12 @@ class InferenceServicer:
             )
         else:
             token_ids = await self._prompts.conversation(request.conversation)
-        cached_tokens = await self._front.lookup(token_ids, tenant=call.tenant, salt=request.salt)
+        try:
+            cached_tokens = await self._front.lookup(
+                token_ids, tenant=call.tenant, salt=request.salt
+            )
+        except NotReady:
+            cached_tokens = 0  # the cache of an engine that restarts is empty
         return pb.TokenizeResponse(
             token_ids=token_ids,
             max_context_tokens=model.max_context_tokens,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 from collections.abc import Callable
@@ -69,6 +70,9 @@ def run(
     on_loading: Callable[[Loading], None] | None = None,
 ) -> None:
     """`serve` in an event loop of its own."""
+    # The front forks only to start engines, which know nothing of gRPC: its fork handlers
+    # would do no good, and say so in the log at every start. Read when gRPC initialises.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     uvloop.run(serve(settings, ready, on_loading))
 
 

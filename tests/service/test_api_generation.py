@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import grpc
 import pytest
+import structlog
 from api_fakes import (
     ENDED,
     STARTED,
@@ -319,6 +320,27 @@ async def test_tokenize(server: ApiServer) -> None:
     assert list(plain.token_ids) == [97, 98]
     chat = await server.stub.Tokenize(pb.TokenizeRequest(conversation=CONVERSATION))
     assert list(chat.token_ids) == [1, 104, 105]
+
+
+async def test_tokenize_needs_no_engine(server: ApiServer) -> None:
+    async def lookup(*_: object, **__: object) -> int:
+        raise NotReady
+
+    server.front.lookup = lookup  # type: ignore[method-assign]
+    answer = await server.stub.Tokenize(pb.TokenizeRequest(text="ab"))
+    assert (list(answer.token_ids), answer.cached_prefix_tokens) == ([299, 97, 98], 0)
+
+
+async def test_records_of_a_call_carry_its_id(server: ApiServer) -> None:
+    bound: list[object] = []
+
+    async def note() -> None:
+        bound.append(structlog.contextvars.get_contextvars().get("request_id"))
+
+    server.front.script = lambda _: [STARTED, note, ENDED]
+    for request_id in ("r1", "r2"):
+        await server.stub.Generate(pb.GenerateRequest(text="x", request_id=request_id))
+    assert bound == ["r1", "r2"]
 
 
 async def test_detokenize(server: ApiServer) -> None:
