@@ -179,11 +179,11 @@ class CacheManager:
                 f"from {sequence.computed_tokens} (computed before) to "
                 f"{sequence.tokens.size} (the tokens of sequence {sequence_id})",
             )
+        if sequence.computed_tokens < sequence.prompt_tokens <= computed_tokens:
+            self._pending.discard(sequence)
         before = sequence.unwritten_blocks(self.block_tokens)
         sequence.computed_tokens = computed_tokens
         self._reserved += sequence.unwritten_blocks(self.block_tokens) - before
-        if computed_tokens >= sequence.prompt_tokens:
-            self._pending.discard(sequence)
         full_blocks = computed_tokens // self.block_tokens
         if sequence.publish and full_blocks > sequence.published_blocks:
             self._publish(sequence, full_blocks)
