@@ -200,7 +200,7 @@ def test_bounds(tmp_path: Path) -> None:
     with pytest.raises(ChatInputError, match="over 120 bytes"):
         tokenizer.encode_chat([ChatMessage("user", "x" * (121 - frame))])
     with pytest.raises(ChatInputError, match="over 120 bytes"):
-        tokenizer.encode_chat([ChatMessage("user", "é" * (122 - frame))])
+        tokenizer.encode_chat([ChatMessage("user", "é" * ((122 - frame) // 2))])
 
 
 def test_an_endless_template_is_stopped_at_the_bound(tmp_path: Path) -> None:
