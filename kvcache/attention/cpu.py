@@ -109,7 +109,7 @@ class CpuAttention:
     def write(self, plan: AttentionPlan, layer: int, kv: Tensor) -> None:
         """Stores K and V, [T, 2, kv_heads, head_dim], in the slots of the step's tokens."""
         rows = plan.write_rows + layer * 2 * self._block_tokens
-        values = kv.reshape(len(rows), -1).to(self._slot_rows.dtype)
+        values = kv.reshape(len(rows), self._slot_rows.shape[1]).to(self._slot_rows.dtype)
         self._slot_rows.index_copy_(0, rows, values)
 
     def attend(self, plan: AttentionPlan, layer: int, query: Tensor) -> Tensor:
