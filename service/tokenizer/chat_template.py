@@ -75,7 +75,7 @@ class ChatTemplate:
         }
         if "default" not in self._templates:
             if len(self._templates) != 1:
-                raise ValueError(f"templates {sorted(templates)}, none is called 'default'")
+                raise ValueError("none of several templates is called 'default'")
             self._templates["default"] = next(iter(self._templates.values()))
         self._special_tokens = dict(special_tokens)
         self._reserved = frozenset({*_GIVEN, *_SPECIAL, *environment.globals})

@@ -69,6 +69,13 @@ def _read_tokenizer(path: Path) -> Tokenizer:
         raise ModelFileError(path, "file", None, f"is no tokenizer: {error}") from error
 
 
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelFileError(path, "file", None, f"is not UTF-8: {error}") from error
+
+
 def _read_json(path: Path) -> Fields:
     """The fields of a JSON object; none when the file is absent."""
     if not path.is_file():
@@ -191,10 +198,10 @@ def _steps(decoder: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
 def _templates(folder: Path, config: Fields) -> dict[str, str]:
     """chat_template.jinja and additional_chat_templates/, else those in tokenizer_config.json."""
     files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
-    templates = {file.stem: file.read_text() for file in files}
+    templates = {file.stem: _read_text(file) for file in files}
     main = folder / "chat_template.jinja"
     if main.is_file():
-        templates["default"] = main.read_text()
+        templates["default"] = _read_text(main)
     if templates:
         return templates
     value = config.values.get("chat_template")

@@ -7,10 +7,11 @@ import jinja2
 from service.models.errors import ModelFileError
 from service.models.gguf_metadata import read_gguf_metadata
 from service.models.source import ModelKind, ModelSource
-from service.tokenizer.chat_template import ChatLimits
+from service.tokenizer.chat_template import ChatLimits, ChatTemplate
 from service.tokenizer.gguf_vocabulary import gguf_vocabulary
 from service.tokenizer.hf_vocabulary import hf_vocabulary
 from service.tokenizer.tokenizer import Tokenizer
+from service.tokenizer.vocabulary import Vocabulary
 
 
 def load_tokenizer(source: ModelSource, limits: ChatLimits | None = None) -> Tokenizer:
@@ -22,10 +23,19 @@ def load_tokenizer(source: ModelSource, limits: ChatLimits | None = None) -> Tok
         vocabulary = gguf_vocabulary(source.path, read_gguf_metadata(source.path))
     else:
         vocabulary = hf_vocabulary(source.path)
+    return Tokenizer(source.name, vocabulary, _template(source, vocabulary, limits or ChatLimits()))
+
+
+def _template(
+    source: ModelSource, vocabulary: Vocabulary, limits: ChatLimits
+) -> ChatTemplate | None:
+    if not vocabulary.templates:
+        return None
     try:
-        return Tokenizer(source.name, vocabulary, limits or ChatLimits())
+        return ChatTemplate(vocabulary.templates, vocabulary.special_texts, limits)
     except jinja2.TemplateSyntaxError as error:
         reason = f"line {error.lineno}: {error.message}"
         raise ModelFileError(source.path, "chat_template", error.name, reason) from error
     except ValueError as error:
-        raise ModelFileError(source.path, "chat_template", None, str(error)) from error
+        names = sorted(vocabulary.templates)
+        raise ModelFileError(source.path, "chat_template", names, str(error)) from error

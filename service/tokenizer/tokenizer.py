@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from service.tokenizer import incremental
-from service.tokenizer.chat_template import ChatLimits, ChatTemplate
+from service.tokenizer.chat_template import ChatTemplate
 from service.tokenizer.control_tokens import ControlToken, ControlTokens, Marker
 from service.tokenizer.errors import (
     ChatInputError,
@@ -37,9 +37,10 @@ class Tokenizer:
     nor inside a conversation, where only the model's template writes them.
     """
 
-    def __init__(self, model: str, vocabulary: Vocabulary, limits: ChatLimits) -> None:
-        """`model` is the name that errors show. Template errors as in ChatTemplate."""
+    def __init__(self, model: str, vocabulary: Vocabulary, template: ChatTemplate | None) -> None:
+        """`model` is the name that errors show."""
         self._model = model
+        self._template = template
         self._vocabulary = vocabulary
         self._literal = {
             token_id: token.content.encode() for token_id, token in vocabulary.added.items()
@@ -51,11 +52,6 @@ class Tokenizer:
         )
         self._special_ids = frozenset(control)
         self._forbidden_ids = self._special_ids - {vocabulary.unknown_id}
-        self._template = (
-            ChatTemplate(vocabulary.templates, vocabulary.special_texts, limits)
-            if vocabulary.templates
-            else None
-        )
 
     @property
     def vocab_size(self) -> int:

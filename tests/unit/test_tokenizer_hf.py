@@ -221,6 +221,13 @@ def test_bad_files_are_named(
     assert caught.value.field == field
 
 
+def test_a_template_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    source = hf_folder(tmp_path, byte_level_tokenizer())
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(ModelFileError, match=r"chat_template\.jinja.*not UTF-8"):
+        load_tokenizer(source)
+
+
 def test_a_folder_without_tokenizer_says_what_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"tokenizer\.json.*is missing"):
         load_tokenizer(ModelSource(ModelKind.HF_FOLDER, tmp_path, "tiny"))
