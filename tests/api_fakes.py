@@ -19,7 +19,7 @@ from service.api.gen.plimsoll.v1.engine_admin_pb2_grpc import EngineAdminService
 from service.api.gen.plimsoll.v1.inference_pb2_grpc import InferenceServiceStub
 from service.api.ports import Ports, open_ports
 from service.config import ServeSettings
-from service.engine.messages import EngineStats, FinishReason
+from service.engine.messages import EngineStats, FinishReason, SamplingParams
 from service.front.call import GenerationCall
 from service.front.events import Delta, Ended, Event, Progress, Started, Timings, Usage
 from service.front.pressure import PressureLevel
@@ -46,6 +46,7 @@ MODEL = ModelInfo(
     device="cpu",
     attention_backend="fake",
     load_seconds=0.0,
+    default_sampling=SamplingParams(temperature=0.75, top_k=40),
 )
 
 ENGINE_STATS = EngineStats(

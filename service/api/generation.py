@@ -23,7 +23,6 @@ from service.api.validation import (
     check_prompt_logprobs,
 )
 from service.config import ServeSettings
-from service.engine.messages import SamplingParams
 from service.front.call import GenerationCall
 from service.front.events import Draining, Ended, Event, NotReady, Progress, Started
 from service.front.front import Front
@@ -117,7 +116,7 @@ class Generation:
         limits = ServingLimits(
             vocab_size=model.vocab_size,
             max_context_tokens=model.max_context_tokens,
-            default_sampling=SamplingParams(),
+            default_sampling=model.default_sampling,
             max_candidates=self._settings.max_candidates,
             allow_ignore_eos=self._settings.allow_ignore_eos,
         )

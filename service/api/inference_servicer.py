@@ -10,7 +10,6 @@ from service.api.generation import Generation, served_model
 from service.api.prompts import PromptReader
 from service.api.validation import MAX_SALT_BYTES
 from service.config import ServeSettings
-from service.engine.messages import SamplingParams
 from service.front.events import NotReady
 from service.front.front import Front
 
@@ -106,7 +105,7 @@ class InferenceServicer:
             max_context_tokens=model.max_context_tokens,
             vocab_size=model.vocab_size,
             eos_token_ids=model.eos_ids,
-            default_sampling=sampling_message(SamplingParams()),
+            default_sampling=sampling_message(model.default_sampling),
             block_size_tokens=model.block_tokens,
             kv_cache_dtype=model.kv_dtype,
             max_request_bytes=self._settings.max_request_bytes,

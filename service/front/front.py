@@ -10,7 +10,7 @@ import structlog
 
 from kvcache.namespace import namespace_key
 from service.config import ServeSettings
-from service.engine.messages import Loading
+from service.engine.messages import Loading, SamplingParams
 from service.front.call import GenerationCall
 from service.front.dispatcher import Dispatcher, EngineState
 from service.front.events import AbortedByAdmin, Draining, NotReady, RequestError
@@ -54,6 +54,7 @@ class Front:
         """`tokenizer` None: that of the model. `on_loading` hears of each engine's start."""
         self._settings = settings
         self._tokenizer = tokenizer
+        self._default_sampling = SamplingParams()
         self._on_loading = on_loading
         self._text = TextService(settings.tokenizer_threads)
         self._dispatcher = Dispatcher(settings, engine_command, self)
@@ -75,7 +76,9 @@ class Front:
         self._dispatcher.start()
         if self._tokenizer is None:
             try:
-                self._tokenizer = await self._text.load(self._settings.engine.model)
+                self._tokenizer, self._default_sampling = await self._text.load(
+                    self._settings.engine.model
+                )
             except BaseException:
                 await self.stop()
                 raise
@@ -262,7 +265,9 @@ class Front:
     def engine_state_changed(self) -> None:
         ready = self._dispatcher.ready
         if ready is not None and self._tokenizer is not None:
-            self._model = describe_model(self._settings, ready, self._tokenizer)
+            self._model = describe_model(
+                self._settings, ready, self._tokenizer, self._default_sampling
+            )
         self._refresh_state()
         self._refresh_pressure()
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from service.config import ServeSettings
-from service.engine.messages import EngineStats, Ready
+from service.engine.messages import EngineStats, Ready, SamplingParams
 from service.front.pressure import PressureLevel
 
 if TYPE_CHECKING:
@@ -48,10 +48,13 @@ class ModelInfo:
     device: str
     attention_backend: str
     load_seconds: float
+    default_sampling: SamplingParams  # of requests that do not choose
 
 
-def describe_model(settings: ServeSettings, ready: Ready, tokenizer: Tokenizer) -> ModelInfo:
-    """What a ready engine and the tokenizer tell about the model."""
+def describe_model(
+    settings: ServeSettings, ready: Ready, tokenizer: Tokenizer, default_sampling: SamplingParams
+) -> ModelInfo:
+    """What a ready engine, the tokenizer and the model's files tell about the model."""
     return ModelInfo(
         name=settings.served_model_name or Path(settings.engine.model).name,
         version=ready.model_version,
@@ -67,6 +70,7 @@ def describe_model(settings: ServeSettings, ready: Ready, tokenizer: Tokenizer) 
         device=ready.device,
         attention_backend=ready.attention_backend,
         load_seconds=ready.load_seconds,
+        default_sampling=default_sampling,
     )
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from service.engine.messages import SamplingParams
+
 if TYPE_CHECKING:
     from service.tokenizer.tokenizer import ChatMessage, Tokenizer
 
@@ -23,8 +25,8 @@ class TextService:
         """Drops what is queued; calls that run end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def load(self, model: str) -> Tokenizer:
-        """The tokenizer of a model. Raises what reading the model's files raises."""
+    async def load(self, model: str) -> tuple[Tokenizer, SamplingParams]:
+        """The tokenizer of a model, and its defaults. Raises what reading its files raises."""
         return await self._run(lambda: _load(model))
 
     async def encode(
@@ -64,9 +66,11 @@ class TextService:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-def _load(model: str) -> Tokenizer:
+def _load(model: str) -> tuple[Tokenizer, SamplingParams]:
     # Imported here, in the thread: the front starts while the libraries load.
+    from service.models.generation_defaults import load_generation_defaults
     from service.models.source import resolve_model
     from service.tokenizer import load_tokenizer
 
-    return load_tokenizer(resolve_model(model))
+    source = resolve_model(model)
+    return load_tokenizer(source), load_generation_defaults(source)

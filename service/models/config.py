@@ -69,7 +69,7 @@ def load_model_config(source: ModelSource) -> ModelConfig:
 
 def config_from_hf(path: Path) -> ModelConfig:
     """Reads a Hugging Face config.json, and the EOS ids of generation_config.json beside it."""
-    config = Fields(path, _read_json(path))
+    config = Fields(path, read_json(path))
     architecture = _architecture(config, "model_type")
     if config.text("hidden_act", "silu") != "silu":
         raise config.error("hidden_act", "only silu is supported")
@@ -104,7 +104,7 @@ def config_from_hf(path: Path) -> ModelConfig:
     _check_heads(config, model, "num_key_value_heads", "head_dim")
     generation_path = path.parent / "generation_config.json"
     if generation_path.is_file():
-        generation = Fields(generation_path, _read_json(generation_path))
+        generation = Fields(generation_path, read_json(generation_path))
         eos_ids = generation.token_ids("eos_token_id", vocab)
         model = replace(model, eos_ids=tuple(dict.fromkeys(model.eos_ids + eos_ids)))
     return model
@@ -179,7 +179,8 @@ def _check_heads(config: Fields, model: ModelConfig, kv_field: str, dim_field: s
         raise config.error(dim_field, "must be even: RoPE rotates pairs")
 
 
-def _read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path) -> dict[str, object]:
+    """A JSON object from a file of bounded size. Raises ModelFileError."""
     size = path.stat().st_size
     if size > _MAX_CONFIG_BYTES:
         raise ModelFileError(path, "file size", size, f"the limit is {_MAX_CONFIG_BYTES} bytes")
