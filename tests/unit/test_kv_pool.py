@@ -248,3 +248,12 @@ def test_the_history_is_bounded() -> None:
     assert len(pool._history) <= 8 * 4
     assert pool.history(1)[-1].actor == "sequence 999"
     assert pool.history(3) == ()
+
+
+def test_the_history_does_not_change_when_a_caller_rewrites_its_array() -> None:
+    pool = BlockPool(4)
+    table = pool.allocate(2, holder=1)
+    pool.publish(table, actor=1)
+    table[0] = 3
+    assert [step.operation for step in pool.history(1)] == ["allocate", "publish"]
+    assert pool.history(3) == ()
