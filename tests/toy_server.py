@@ -7,7 +7,6 @@ letters that depend on everything before them. For tests of what talks to a serv
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import uvloop
 
 from service.api.server import Addresses, StopSignals, serve_front
 from service.config import EngineSettings, ServeSettings
@@ -113,4 +114,4 @@ if __name__ == "__main__":
     parser.add_argument("--kv-blocks", type=int, default=512)
     parser.add_argument("--max-waiting-requests", type=int, default=64)
     parser.add_argument("--no-ignore-eos", action="store_true")
-    asyncio.run(main(parser.parse_args()))
+    uvloop.run(main(parser.parse_args()))

@@ -47,6 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
+    # The engine is started by exec; grpc's fork handlers would only log that they did nothing.
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     # Slow imports, after the settings are known to be right.
     from service.api.ports import BindError
     from service.api.server import run as run_server
