@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from service.api.checks import Checks
 from service.api.errors import ApiError, FeatureDisabled, FieldViolation, InvalidRequest
 from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.tokenizer.errors import ChatInputError, NoChatTemplateError, TokenizerError
-from service.tokenizer.tokenizer import ChatMessage
+
+if TYPE_CHECKING:
+    from service.tokenizer import ChatMessage
 
 MAX_MESSAGES = 4096
 MAX_TOOLS_BYTES = 256 * 1024
@@ -35,6 +37,9 @@ class CheckedConversation:
 
 def check_conversation(conversation: pb.Conversation) -> CheckedConversation:
     """Raises InvalidRequest; what only the template can judge is left to it."""
+    # Brings Jinja and the tokenizer library, which the front loads while it starts.
+    from service.tokenizer import ChatMessage
+
     checks = Checks("conversation.")
     messages: list[ChatMessage] = []
     if checks.count("messages", conversation.messages, 1, MAX_MESSAGES):
