@@ -37,7 +37,7 @@ TENANT_KEY = "x-tenant-id"
 MAX_REQUEST_ID_BYTES = 128
 MAX_TENANT_BYTES = 64
 
-log = structlog.get_logger(__name__)
+_log = structlog.get_logger(__name__)
 
 
 class ClientGone(Exception):
@@ -201,7 +201,7 @@ async def _serve(
     except Exception as error:
         fault = errors.describe(error)
         if fault is None:
-            log.exception("call failed", method=method.full_name, request_id=call.request_id)
+            _log.exception("call failed", method=method.full_name, request_id=call.request_id)
             fault = errors.INTERNAL
         # Sending the status waits for a client that does not read; resources do not.
         call.finish()

@@ -48,7 +48,8 @@ class FieldViolation:
     limit: str  # what would be accepted, or why this is not
 
     def __str__(self) -> str:
-        return f"{self.path} = {_shorten(self.value)}: {self.limit}"
+        # Reasons may come from a chat template, and so from the client.
+        return f"{self.path} = {_shorten(ascii(self.value), 64)}: {_shorten(self.limit, 256)}"
 
 
 class ApiError(Exception):
@@ -228,7 +229,7 @@ FAULTS: dict[type[Exception], _Describe] = {
     ModelNotFound: lambda error: Fault(
         grpc.StatusCode.NOT_FOUND,
         "MODEL_NOT_FOUND",
-        f"model {_shorten(error.model)} is not served here, {error.served!r} is",
+        f"model {_shorten(ascii(error.model), 64)} is not served here, {error.served!r} is",
         {"served": error.served},
     ),
     FeatureDisabled: lambda error: Fault(
@@ -301,7 +302,6 @@ def _milliseconds(seconds: float) -> int:
     return math.ceil(seconds * 1000)
 
 
-def _shorten(value: object, limit: int = 64) -> str:
-    """A value of the client for an error text: quoted, escaped, bounded."""
-    text = ascii(value)
+def _shorten(text: str, limit: int) -> str:
+    """Trailers are small: no part of an error text may be as long as a client likes."""
     return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -77,3 +77,4 @@ def test_many_long_violations_fit_into_trailers() -> None:
 def test_values_are_shown_escaped_and_bounded() -> None:
     assert str(FieldViolation("f", "a\r\nb", "l")) == r"f = 'a\r\nb': l"
     assert len(str(FieldViolation("f", "x" * 10**6, "l"))) < 100
+    assert len(str(FieldViolation("f", "", "y" * 10**6))) < 300
