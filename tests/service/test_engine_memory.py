@@ -7,10 +7,24 @@ import pytest
 from engine_fakes import EngineHarness, spec_of
 
 from service.engine.messages import FinishReason, SamplingParams
+from service.engine.scheduler import NoProgress
 
 
 def distinct_prompt(seed: int, tokens: int, vocab_size: int = 256) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab_size, tokens).tolist()
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, target: object, name: str) -> list[object]:
+    """Lets the method through and keeps what it answered."""
+    original = getattr(target, name)
+    answers: list[object] = []
+
+    def counted(*arguments: object) -> object:
+        answers.append(original(*arguments))
+        return answers[-1]
+
+    monkeypatch.setattr(target, name, counted)
+    return answers
 
 
 class TestAdmission:
@@ -68,6 +82,32 @@ class TestAdmission:
         harness.core.submit(specs)
         harness.run()
         assert all(len(harness.output(i)) == 2 for i in range(200))
+
+    def test_steps_of_pure_decoding_do_not_ask_again_for_what_did_not_fit(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        harness = EngineHarness(blocks=10, load_line=1.0)
+        asked = count_calls(monkeypatch, harness.manager, "admit")
+        harness.core.submit([spec_of(0, prompt=distinct_prompt(0, 100), max_tokens=50)])
+        harness.core.submit([spec_of(i, prompt=distinct_prompt(i, 80)) for i in range(1, 200)])
+        harness.step()
+        assert len(asked) <= 1 + 64
+        harness.step()
+        in_vain = len(asked)
+        for _ in range(20):
+            harness.step()
+        assert len(asked) == in_vain
+        assert harness.core.stats().waiting == 199
+
+    def test_work_that_nobody_does_is_an_error_and_not_a_spin(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        harness = EngineHarness()
+        monkeypatch.setattr(harness.manager, "pending_prefix", lambda _request: 16)
+        harness.core.submit([spec_of(1, prompt=range(20))])
+        with pytest.raises(NoProgress, match="waiting") as caught:
+            harness.run(max_steps=10)
+        assert [sequence.sequence_id for sequence in caught.value.waiting] == [1]
 
 
 class TestPreemption:
