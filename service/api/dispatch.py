@@ -198,7 +198,7 @@ async def _serve(
         return await behaviour(request, call)
     except ClientGone:
         return None  # there is nobody to answer
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  # logged; the client learns nothing of it
         fault = errors.describe(error)
         if fault is None:
             _log.exception("call failed", method=method.full_name, request_id=call.request_id)
