@@ -138,6 +138,13 @@ def test_continue_final_message_leaves_it_open(tmp_path: Path) -> None:
     assert _text(trimming, *messages, continue_final_message=True) == "[a][It is"
 
 
+def test_templates_know_whether_a_new_message_begins(tmp_path: Path) -> None:
+    tokenizer = _tokenizer(tmp_path, "{{ add_generation_prompt }}{{ messages[0].content }}")
+    assert _text(tokenizer, ChatMessage("assistant", "x")) == "Truex"
+    continued = _text(tokenizer, ChatMessage("assistant", "x"), continue_final_message=True)
+    assert continued == "Falsex"
+
+
 def test_continue_final_message_needs_one_of_the_assistant_that_is_shown(tmp_path: Path) -> None:
     with pytest.raises(ChatInputError, match="assistant"):
         _tokenizer(tmp_path).encode_chat([ChatMessage("user", "a")], continue_final_message=True)
@@ -191,6 +198,7 @@ def test_bounds(tmp_path: Path) -> None:
     message = ChatMessage("user", "x")
     tokenizer = _tokenizer(tmp_path, max_messages=3, max_rendered_bytes=120)
     assert tokenizer.encode_chat([message] * 2)
+    assert _tokenizer(tmp_path, max_messages=3).encode_chat([message] * 3)
     with pytest.raises(ChatInputError, match=r"messages = 0: at least one"):
         tokenizer.encode_chat([])
     with pytest.raises(ChatInputError, match=r"messages = 4: the limit is 3"):
