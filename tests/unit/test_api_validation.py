@@ -353,7 +353,7 @@ OPTIONS = messages(
 
 
 @given(OPTIONS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_whatever_passes_is_within_the_limits(options: pb.GenerationOptions) -> None:
     try:
         checked = check(options)
