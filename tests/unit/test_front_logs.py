@@ -1,0 +1,89 @@
+"""Log lines: JSON with the figures, the request id, and no words of any user."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+from front_fakes import ByteTokenizer, call
+
+from service.front.events import Draining
+from service.front.outcome import Outcomes
+from service.front.request import LiveRequest
+from service.logs import bind_request, configure_logging
+
+
+@pytest.fixture
+def stream() -> Iterator[io.StringIO]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield io.StringIO()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_json_when_not_a_terminal_for_both_kinds_of_loggers(stream: io.StringIO) -> None:
+    configure_logging("info", "auto", stream)
+    bind_request("r-1")
+    structlog.get_logger("ours").info("hello", tokens=3)
+    structlog.get_logger("ours").debug("hidden")
+    logging.getLogger("theirs").warning("careful %s", "x")
+    ours, theirs = lines(stream)
+    assert (ours["event"], ours["tokens"], ours["level"]) == ("hello", 3, "info")
+    assert (theirs["event"], theirs["level"], theirs["logger"]) == (
+        "careful x",
+        "warning",
+        "theirs",
+    )
+    assert ours["request_id"] == theirs["request_id"] == "r-1"
+
+
+def test_console_form_and_exceptions(stream: io.StringIO) -> None:
+    configure_logging("debug", "console", stream)
+    structlog.get_logger().debug("hello", tokens=3)
+    assert "hello" in stream.getvalue()
+    configure_logging("debug", "json", stream)
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    assert "ValueError: boom" in str(json.loads(stream.getvalue().splitlines()[-1])["exception"])
+
+
+def test_the_end_of_a_request_is_one_line_without_its_words(stream: io.StringIO) -> None:
+    configure_logging("info", "json", stream)
+    outcomes = Outcomes()
+    secret = call([*b"my secret prompt"], "r-9", tenant="t", stop=("secret stop",), salt="salt!")
+    request = LiveRequest(
+        secret,
+        range(1, 2),
+        ByteTokenizer(),
+        (),
+        arrival_seconds=0.0,
+        context_bound=False,
+    )
+    outcomes.end(request)
+    request.fail(Draining())
+    outcomes.end(request)
+    outcomes.reject(secret, Draining())
+    cancelled, failed, refused = lines(stream)
+    assert (cancelled["outcome"], failed["outcome"]) == ("cancelled", "Draining")
+    assert refused["reason"] == "Draining"
+    assert (outcomes.cancelled, outcomes.failed, outcomes.rejected) == (1, 1, 1)
+    for name in ("queue_seconds", "prompt_tokens", "completion_tokens", "recomputed_tokens"):
+        assert name in cancelled
+    assert cancelled["request_id"] == "r-9"
+    text = stream.getvalue()
+    assert "secret" not in text
+    assert "salt!" not in text
+    assert str([*b"my"])[1:-1] not in text

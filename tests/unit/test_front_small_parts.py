@@ -1,0 +1,230 @@
+"""The pure parts of the front: journal, back-off, pressure, totals, hints, seeds, times."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import msgspec
+import pytest
+from front_fakes import eventually
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.engine.messages import EngineStats, Finished, FinishReason, SamplingParams
+from service.engine.messages import SequenceSpec as Spec
+from service.front.accounting import Account
+from service.front.call import GenerationCall, candidate_seed, sequence_specs
+from service.front.engine_totals import EngineTotals
+from service.front.journal import Journal
+from service.front.pressure import PressureLevel, PressureReading, next_level, read_pressure
+from service.front.restart import RestartPolicy
+from service.front.retry_hint import RetryHint
+from service.front.stall import StallWatch
+from service.front.watched import Watched
+
+
+def spec(sequence_id: int) -> Spec:
+    return Spec(sequence_id, [1, 2, 3], [], SamplingParams(seed=9), max_tokens=5)
+
+
+def stats(**changes: int) -> EngineStats:
+    names = [f for f in EngineStats.__struct_fields__ if not f.endswith("seconds")]
+    zeros: dict[str, float] = dict.fromkeys(names, 0)
+    return EngineStats(**{**zeros, **changes}, step_seconds=0.0, last_step_seconds=0.0)  # type: ignore[arg-type]
+
+
+def test_journal_resubmits_what_was_received() -> None:
+    journal = Journal()
+    journal.open(spec(1))
+    assert journal.submission(1) == spec(1)
+    assert journal.started(1) == 0
+    journal.record(1, [7])
+    journal.record(1, [8, 9])
+    resubmitted = journal.submission(1)
+    assert resubmitted == msgspec.structs.replace(spec(1), output_ids=[7, 8, 9], resumed=True)
+    journal.record(1, [10])
+    assert resubmitted.output_ids == [7, 8, 9], "a sent message does not change"
+    assert journal.started(1) == 3 + 4
+    journal.close(1)
+    journal.close(1)
+    journal.record(1, [11])
+    assert journal.started(1) == 0
+    assert len(journal) == 0
+    with pytest.raises(KeyError):
+        journal.submission(1)
+
+
+def test_restart_delays_double_up_to_the_bound_and_the_limit() -> None:
+    policy = RestartPolicy(1.0, 5.0, limit=4, window_seconds=100.0)
+    assert [policy.next_delay(t) for t in (0, 1, 2, 3, 4)] == [1.0, 2.0, 4.0, 5.0, None]
+    assert policy.next_delay(99.9) is None
+    assert policy.next_delay(100.0) == 5.0  # the first one is forgotten
+    assert policy.next_delay(300.0) == 1.0
+
+
+def reading(held: float = 0.0, queue: float = 0.0, preempted: int = 0) -> PressureReading:
+    return PressureReading(held, queue, preempted)
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "after"),
+    [
+        (1, reading(), 1),
+        (1, reading(held=0.749), 1),
+        (1, reading(held=0.75), 2),
+        (2, reading(held=0.66), 2),
+        (2, reading(held=0.64), 1),
+        (2, reading(held=0.90), 3),
+        (3, reading(held=0.81), 3),
+        (3, reading(held=0.79), 2),
+        (3, reading(held=0.1), 1),
+        (1, reading(preempted=1), 3),
+        (1, reading(queue=0.99), 1),
+        (1, reading(queue=1.0), 4),
+        (4, reading(queue=0.76), 4),
+        (4, reading(queue=0.74), 1),
+        (4, reading(queue=0.74, held=0.85), 3),
+    ],
+)
+def test_pressure_levels(before: int, now: PressureReading, after: int) -> None:
+    assert next_level(PressureLevel(before), now) == after
+
+
+@given(
+    st.sampled_from(PressureLevel),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.integers(0, 2),
+)
+def test_pressure_is_stable_and_monotonic(
+    level: PressureLevel, held: float, queue: float, preempted: int
+) -> None:
+    now = reading(held, queue, preempted)
+    after = next_level(level, now)
+    assert next_level(after, now) == after, "the same reading again changes nothing"
+    worse = reading(min(1.0, held + 0.1), min(1.0, queue + 0.1), preempted + 1)
+    assert next_level(level, worse) >= after
+
+
+def test_pressure_reading_of_an_empty_pool() -> None:
+    assert read_pressure(stats(), 0, 10) == reading()
+    assert read_pressure(stats(blocks_total=10, blocks_held=5), 5, 10) == reading(0.5, 0.5)
+
+
+def test_engine_counters_go_on_and_gauges_start_again() -> None:
+    totals = EngineTotals()
+    totals.engine_lost()
+    assert totals.current() is None
+    totals.update(stats(steps=5, decode_tokens=7, blocks_total=10, blocks_held=4, running=2))
+    totals.engine_lost()
+    totals.engine_lost()
+    between = totals.current()
+    assert between is not None
+    assert (between.steps, between.blocks_held, between.running) == (5, 0, 0)
+    assert (between.blocks_free, between.blocks_total) == (10, 10)
+    totals.update(stats(steps=2, decode_tokens=1, blocks_total=8, blocks_held=3))
+    now = totals.current()
+    assert now is not None
+    assert (now.steps, now.decode_tokens, now.blocks_held) == (7, 8, 3)
+
+
+def test_retry_hint_follows_the_queue() -> None:
+    hint = RetryHint()
+    assert hint.seconds(100) == 0.1
+    for second in range(200):
+        hint.admitted(float(second), waiting=5)
+    assert hint.seconds(10) == pytest.approx(5.0, rel=0.01)
+    assert hint.seconds(10_000) == 30.0
+    hint.admitted(200.0, waiting=0)
+    hint.admitted(10_000.0, waiting=3)  # nobody waited meanwhile: says nothing of the speed
+    assert hint.seconds(10) == pytest.approx(5.0, rel=0.01)
+
+
+def test_candidate_seeds() -> None:
+    assert candidate_seed(2**64 - 1, 0) == 2**64 - 1
+    seeds = {candidate_seed(s, i) for s, i in itertools.product((0, 1, 2**64 - 1), range(16))}
+    assert len(seeds) == 48
+    assert all(0 <= seed < 2**64 for seed in seeds)
+    assert candidate_seed(1, 1) == 10108197859057710069, (
+        "a promise: answers can be reproduced later"
+    )
+
+
+def test_only_the_first_candidate_computes_prompt_logprobs() -> None:
+    call = GenerationCall(
+        request_id="r",
+        prompt_ids=[1],
+        sampling=SamplingParams(seed=3, prompt_logprobs=2, logprobs=1),
+        candidate_count=2,
+        skip_lookup=True,
+        priority=4,
+    )
+    first, second = sequence_specs(
+        call, range(5, 7), max_tokens=9, eos_ids=(2,), namespace=b"n", arrival_seconds=1.5
+    )
+    assert (first.sequence_id, second.sequence_id) == (5, 6)
+    assert (first.sampling.seed, second.sampling.seed) == (3, candidate_seed(3, 1))
+    assert (first.sampling.prompt_logprobs, second.sampling.prompt_logprobs) == (2, None)
+    assert second.sampling.logprobs == 1
+    assert not first.use_prefix_cache
+    assert first.publish_blocks
+    assert (first.max_tokens, first.eos_ids, first.namespace) == (9, (2,), b"n")
+    assert (first.priority, first.arrival_seconds, first.resumed) == (4, 1.5, False)
+
+
+def test_times_of_a_request() -> None:
+    account = Account(arrival_seconds=10.0, prompt_tokens=4)
+    idle = account.timings(now_seconds=12.0)
+    assert (idle.queue_seconds, idle.prefill_seconds, idle.decode_seconds) == (2.0, 0.0, 0.0)
+    assert idle.time_to_first_token_seconds == 0.0
+    account.first_scheduled(11.0, cached_tokens=3)
+    account.received(13.0)
+    account.sent(13.5)
+    account.received(17.0)
+    account.sent(18.0)
+    account.resumed(known_tokens=9, cached_tokens=4)
+    account.finished(Finished(1, FinishReason.EOS, 2, 0, 7, 2, 0.5, 0.0, 0.0, 0.0))
+    account.finished(Finished(2, FinishReason.EOS, 2, 0, 1, 1, 0.25, 0.0, 0.0, 0.0))
+    timings = account.timings(now_seconds=20.0)
+    assert (timings.queue_seconds, timings.prefill_seconds) == (1.0, 2.0)
+    assert (timings.time_to_first_token_seconds, timings.decode_seconds) == (3.5, 4.0)
+    assert (timings.preemption_count, timings.preempted_seconds) == (3, 0.75)
+    usage = account.usage(completion_tokens=6)
+    assert (usage.prompt_tokens, usage.completion_tokens) == (4, 6)
+    assert (usage.cached_prompt_tokens, usage.recomputed_tokens) == (3, 5 + 7 + 1)
+
+
+async def test_watched_tells_each_reader_the_latest_value() -> None:
+    watched = Watched(1)
+    slow, fast = watched.changes(), watched.changes()
+    assert await anext(slow) == 1
+    assert await anext(fast) == 1
+    watched.set(1)
+    pending = asyncio.create_task(anext(fast))  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    assert not pending.done(), "no change"
+    watched.set(2)
+    assert await pending == 2
+    watched.set(3)
+    assert await anext(slow) == 3
+    assert await anext(fast) == 3
+    assert await watched.wait_for(lambda value: value == 3) == 3
+
+
+async def test_stall_watch_reports_the_stalled_only() -> None:
+    loop = asyncio.get_running_loop()
+    stalled: list[str] = []
+    watch = StallWatch[str](0.05, stalled.append)
+    now = loop.time()
+    watch.add("a", now)
+    watch.add("b", now)
+    watch.remove("a")
+    watch.remove("a")
+    watch.add("a", now + 3600)  # as if added much later
+    assert len(watch) == 2
+    await eventually(lambda: bool(stalled))
+    assert stalled == ["b"]
+    assert len(watch) == 1
+    watch.close()
+    assert len(watch) == 0
