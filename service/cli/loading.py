@@ -80,7 +80,9 @@ class LoadingDisplay:
 
 
 def amount(loading: Loading) -> str:
-    """What is done, of what, as `120 of 270 MB`."""
+    """What is done, of what, as `120 of 270 MB`; nothing for a stage that cannot tell."""
+    if not loading.done and not loading.total:
+        return ""
     scale, unit = (1e6, "MB") if loading.unit == "bytes" else (1, loading.unit)
     done = f"{loading.done / scale:.0f}"
     return f"{done} of {loading.total / scale:.0f} {unit}" if loading.total else f"{done} {unit}"

@@ -122,8 +122,8 @@ class SegmentPlanner:
         for back in range(min(_MAX_TOKENS_BACK + 1, len(token_ids))):
             kept = token_ids[: len(token_ids) - back]
             kept_text = await self._detokenize(kept)
-            # A text that ends inside a character ends with U+FFFD: go one token back.
-            if text.startswith(kept_text) and not kept_text.endswith("\ufffd"):
+            # Where it ends inside a character it ends with U+FFFD: go one token back.
+            if text.startswith(kept_text):
                 return Segment(
                     [*prompt_ids, *kept],
                     continued_options(self._options, len(kept)),

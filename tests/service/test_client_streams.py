@@ -101,11 +101,12 @@ async def test_a_conversation_continues_as_token_ids(connect):
 
 
 async def test_a_stream_survives_several_breaks(connect):
-    script = Script(breaks=[4, 3, 0, 2])
-    client = await connect(script)
+    script = Script(breaks=[6, 0, 6, 6, 6, 6])
+    policy = RetryPolicy(max_attempts=3, initial_seconds=0.001, max_seconds=0.01)
+    client = await connect(script, resume=policy)
     stream = client.stream(PROMPT, GREEDY)
     assert (await stream.collect()).text == ANSWER
-    assert len(script.requests) == 5
+    assert len(script.requests) == 7  # more than 3: attempts count from the last progress
 
 
 @pytest.mark.parametrize(
@@ -144,7 +145,10 @@ async def test_a_default_temperature_of_zero_is_greedy(connect):
 async def test_a_break_between_last_token_and_end_gives_the_figures_still(connect):
     script = Script(breaks=[len(ANSWER.encode())])
     client = await connect(script)
-    answer = await client.stream(PROMPT, GREEDY).collect()
+    stream = client.stream(PROMPT, GREEDY)
+    chunks = [chunk async for chunk in stream]
+    answer = stream.generation(chunks)
+    assert sum(chunk.finish_reason is not None for chunk in chunks) == 1
     assert answer.text == ANSWER
     assert answer.usage.completion_tokens == len(ANSWER.encode())
     assert answer.finish_reason is FinishReason.EOS

@@ -164,7 +164,8 @@ def test_loading_is_told_once_per_stage_off_a_terminal(
     [
         (Loading("weights", 120_000_000, 270_000_000, "bytes"), "120 of 270 MB"),
         (Loading("weights", 3, 9, "tensors"), "3 of 9 tensors"),
-        (Loading("import", 1, 0, "tokens"), "1 tokens"),
+        (Loading("warm-up", 7, 0, "tokens"), "7 tokens"),
+        (Loading("import", 0, 0, "modules"), ""),
     ],
 )
 def test_amounts_of_loading(loading: Loading, shown: str) -> None:
