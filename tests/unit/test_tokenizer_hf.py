@@ -292,3 +292,14 @@ def test_nested_control_tokens_up_to_the_bound(tmp_path: Path) -> None:
     base.add_special_tokens([AddedToken("#" * 129, normalized=False)])
     with pytest.raises(ModelFileError, match="at most 128 characters"):
         load_tokenizer(hf_folder(tmp_path / "b", base.to_str()))
+
+
+def test_look_alikes_are_encoded_as_the_library_encodes_them_as_text(tmp_path: Path) -> None:
+    vocabulary = {"<": 0, "s": 1, ">": 2, "<s": 3, "<s>": 4}
+    base = Reference(models.BPE(vocabulary, [("<", "s")]))
+    base.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    base.decoder = decoders.ByteLevel()
+    base.add_special_tokens([AddedToken("<s>", special=True, normalized=False)])
+    tokenizer = load_tokenizer(hf_folder(tmp_path, base.to_str()))
+    base.encode_special_tokens = True
+    assert tokenizer.encode("<s>s") == base.encode("<s>s").ids == [3, 2, 1]
