@@ -8,6 +8,7 @@ with the oracle exactly when every block table, slot, position and cached block 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -192,6 +193,13 @@ class EngineHarness:
             clock=lambda: self.now_seconds,
         )
         self.reports: list[StepReport] = []
+        self.preemptions: list[tuple[int, int]] = []  # (number of the report, sequence)
+        self._preempt = self.manager.preempt
+        self.manager.preempt = self._note_preemption  # type: ignore[method-assign]
+
+    def _note_preemption(self, sequence_id: int) -> None:
+        self.preemptions.append((len(self.reports), sequence_id))
+        self._preempt(sequence_id)
 
     def step(self) -> StepReport:
         """One step, a second long; checks the manager from top to bottom afterwards."""
@@ -216,6 +224,22 @@ class EngineHarness:
     def output(self, sequence_id: int) -> list[int]:
         """All tokens of one sequence so far."""
         return [token for output in self.outputs(sequence_id) for token in output.token_ids]
+
+    def output_steps(self, sequence_id: int) -> list[int]:
+        """Numbers of the reports in which it said something."""
+        return [
+            number
+            for number, report in enumerate(self.reports)
+            if any(output.sequence_id == sequence_id for output in report.outputs)
+        ]
+
+    def assert_every_preemption_is_paid_with_a_token(self) -> None:
+        """No sequence is preempted twice without output in between."""
+        for sequence_id in {sequence_id for _, sequence_id in self.preemptions}:
+            said = self.output_steps(sequence_id)
+            at = [step for step, victim in self.preemptions if victim == sequence_id]
+            for first, second in itertools.pairwise(at):
+                assert any(first <= step < second for step in said), (sequence_id, first, second)
 
     def finished(self, sequence_id: int) -> Finished:
         """The one end of a sequence."""

@@ -47,7 +47,8 @@ def surviving_ids(
     if top_p < 1.0:
         count = _nucleus_size(weights, count, top_p)
     ids = largest_ids(weights, count)
-    return ids[weights[ids] >= np.float32(min_p) * weights.max()]
+    enough: NDArray[np.bool_] = weights[ids] >= np.float32(min_p) * weights.max()
+    return ids[enough]
 
 
 def _nucleus_size(weights: NDArray[np.float32], limit: int, top_p: float) -> int:

@@ -168,6 +168,20 @@ class TestPreemption:
         assert harness.finished(1).preemptions > 0
         assert harness.finished(2).preemptions == 0
 
+    def test_a_returner_is_spared_until_it_has_produced_a_token(self) -> None:
+        harness = EngineHarness(blocks=12, load_line=1.0, prefill_chunk_tokens=1)
+        harness.core.submit(
+            [
+                spec_of(1, prompt=distinct_prompt(1, 30), max_tokens=160),
+                spec_of(2, prompt=distinct_prompt(2, 60), max_tokens=40, priority=-1),
+                spec_of(3, prompt=distinct_prompt(3, 30), max_tokens=60),
+            ]
+        )
+        harness.run()
+        # 2 is the cheaper victim both times, but the second time it has just come back.
+        assert [victim for _, victim in harness.preemptions] == [2, 1]
+        harness.assert_every_preemption_is_paid_with_a_token()
+
     def test_a_lone_sequence_that_outgrows_the_pool_is_evicted_without_a_preemption(self) -> None:
         harness = EngineHarness(blocks=4)
         spec = spec_of(1, prompt=range(30), max_tokens=1000)

@@ -91,7 +91,7 @@ def assert_chosen_by(token_id: int, random_number: float, probabilities: F64) ->
     assert below - 1e-5 <= random_number <= cumulative[token_id] + 1e-5
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(
     params=PARAMS,
     prompt=TOKENS,
