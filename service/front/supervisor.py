@@ -151,7 +151,8 @@ class Supervisor:
         self._process = process
         exited = asyncio.create_task(process.wait())
         try:
-            self._await_start()
+            if self._link is None:  # a quick engine can be ready before it is known to run
+                self._await_start()
             ends: list[asyncio.Future[Any]] = [exited, link.closed]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             # The one that came first will be followed by the other, unless something is wrong.
