@@ -64,7 +64,7 @@ class SafetensorsCheckpoint:
             raise ModelFileError(self._folder, name, None, "the tensor is missing")
         path = self._folder / file_name
         try:
-            tensor: Tensor = self._file(file_name).get_tensor(name)
+            tensor: Tensor = self._file(file_name).get_tensor(name)  # type: ignore[no-untyped-call]
         except SafetensorError as error:
             raise ModelFileError(path, name, str(error), "cannot be read") from error
         if tuple(tensor.shape) != shape:
@@ -92,7 +92,8 @@ class SafetensorsCheckpoint:
                     self._folder, single, None, "no such file, and no index of shards"
                 )
             self._open = {}
-            return dict.fromkeys(self._open_file(single).keys(), single)
+            names: list[str] = self._open_file(single).keys()  # type: ignore[no-untyped-call]
+            return dict.fromkeys(names, single)
         try:
             weight_map = json.loads(index.read_bytes())["weight_map"]
             pairs = {str(name): str(file) for name, file in weight_map.items()}

@@ -9,10 +9,12 @@ on CPUs without bfloat16 instructions; `generate` would add its own loop on top.
 from __future__ import annotations
 
 import argparse
-import contextlib
+import os
 import statistics
 import time
 from collections.abc import Callable
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine does, for both sides
 
 import numpy as np
 import torch
@@ -118,8 +120,7 @@ def load_oracle(dtype: torch.dtype) -> LlamaForCausalLM:
     fields = load_gguf_checkpoint(path)["config"]
     config = LlamaConfig(**{name: value for name, value in fields.items() if name != "model_type"})
     model = LlamaForCausalLM(config)
-    with contextlib.redirect_stderr(None):
-        tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
+    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
     model.load_state_dict(tensors, strict=False)
     model.tie_weights()
     return model.to(dtype).eval()
