@@ -202,8 +202,9 @@ class TestPreemption:
         for spec in others:
             assert harness.output(spec.sequence_id) == harness.oracle(spec)
 
-    def test_recomputed_tokens_and_preempted_time_are_told(self) -> None:
-        harness = EngineHarness(blocks=6, load_line=1.0)
+    @pytest.mark.parametrize("chunk_tokens", [7, 256])
+    def test_recomputed_tokens_and_preempted_time_are_told(self, chunk_tokens: int) -> None:
+        harness = EngineHarness(blocks=6, load_line=1.0, prefill_chunk_tokens=chunk_tokens)
         harness.core.submit(
             [spec_of(i, prompt=distinct_prompt(i, 40), max_tokens=20) for i in (1, 2)]
         )
