@@ -144,7 +144,6 @@ async def _follow(
 
 async def _drain(front: Front, ports: Ports, settings: ServeSettings, signals: StopSignals) -> None:
     """Waits until the live requests have ended and the load balancers know; or the next signal."""
-    ports.health.set(READINESS, False)
     _log.info("draining", calls=len(ports.in_flight), grace_seconds=settings.grace_seconds)
     drained = asyncio.create_task(_drain_in_time(front, settings))
     hurry = asyncio.create_task(signals.hurry.wait())

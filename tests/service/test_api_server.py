@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import grpc
 import pytest
@@ -19,7 +19,7 @@ from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.api.gen.plimsoll.v1.engine_admin_pb2_grpc import EngineAdminServiceStub
 from service.api.gen.plimsoll.v1.inference_pb2_grpc import InferenceServiceStub
 from service.api.health import LIVENESS, READINESS, STARTUP
-from service.api.ports import BindError, open_ports
+from service.api.ports import BindError, Ports, open_ports
 from service.api.server import Addresses, StopSignals, serve_front
 from service.config import ServeSettings
 from service.front.state import EngineFailed, FrontState
@@ -38,7 +38,7 @@ class Running:
     ready: list[Addresses]
     channel: grpc.aio.Channel
     admin_channel: grpc.aio.Channel
-    events: list[str] = field(default_factory=list)
+    ports: Ports
 
     @property
     def stub(self) -> InferenceServiceStub:
@@ -58,11 +58,11 @@ async def running(
     front: FakeFront, monkeypatch: pytest.MonkeyPatch, **settings: object
 ) -> AsyncIterator[Running]:
     """The addresses come from the ports, which are open before the front is ready."""
-    opened: list[Addresses] = []
+    opened: list[Ports] = []
 
-    def open_and_note(*args: object, **kwargs: object) -> object:
+    def open_and_note(*args: object, **kwargs: object) -> Ports:
         ports = open_ports(*args, **kwargs)  # type: ignore[arg-type]
-        opened.append(Addresses(ports.inference_address, ports.admin_address))
+        opened.append(ports)
         return ports
 
     monkeypatch.setattr("service.api.server.open_ports", open_and_note)
@@ -74,11 +74,11 @@ async def running(
     while not opened and not task.done():  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     async with (
-        grpc.aio.insecure_channel(opened[0].inference) as channel,
-        grpc.aio.insecure_channel(opened[0].admin) as admin_channel,
+        grpc.aio.insecure_channel(opened[0].inference_address) as channel,
+        grpc.aio.insecure_channel(opened[0].admin_address) as admin_channel,
     ):
         try:
-            yield Running(front, signals, task, ready, channel, admin_channel)
+            yield Running(front, signals, task, ready, channel, admin_channel, opened[0])
         finally:
             signals.stop.set()
             signals.hurry.set()
@@ -193,6 +193,13 @@ async def test_a_second_signal_cuts_the_drain_short(monkeypatch: pytest.MonkeyPa
     front = FakeFront()
     front.script = lambda _: [STARTED, forever]
     front.drain_gate.clear()
+    stop = front.stop
+
+    async def stop_and_note() -> None:
+        front.log.append(f"{len(server.ports.in_flight)} calls")
+        await stop()
+
+    front.stop = stop_and_note  # type: ignore[method-assign]
     async with running(front, monkeypatch) as server:
         watch = await serving(server)
         live = server.stub.GenerateStream(pb.GenerateStreamRequest(text="x"))
@@ -202,7 +209,8 @@ async def test_a_second_signal_cuts_the_drain_short(monkeypatch: pytest.MonkeyPa
         server.signals.signalled()
         await asyncio.wait_for(server.task, 10)
         assert (await refused(live.read())).code is grpc.StatusCode.UNAVAILABLE
-    assert front.log[-1] == "stop"
+    # stop() of gRPC returns before the handlers of the calls that it cut have ended.
+    assert front.log[-2:] == ["0 calls", "stop"]
     assert "drained" not in front.log
     assert [handle.closed for handle in front.handles] == [1]
 
