@@ -133,12 +133,12 @@ def _draw(scaled: Row, params: SamplingParams, random_number: float) -> int:
     weights = np.exp(scaled)
     keeps_all = params.top_k == 0 or params.top_k >= len(scaled)
     if keeps_all and params.top_p >= 1.0 and params.min_p <= 0.0:
-        return _invert_cdf(weights, random_number)
+        return invert_cdf(weights, random_number)
     ids = surviving_ids(weights, params.top_k, params.top_p, params.min_p)
-    return int(ids[_invert_cdf(weights[ids], random_number)])
+    return int(ids[invert_cdf(weights[ids], random_number)])
 
 
-def _invert_cdf(weights: Row, random_number: float) -> int:
+def invert_cdf(weights: Row, random_number: float) -> int:
     """The first index whose cumulative weight exceeds `random_number` of the total.
 
     Two levels: sums of blocks find the block, sums inside it find the index.

@@ -32,7 +32,7 @@ def test_chunk_size_of_the_prefill_changes_nothing(chunk_tokens: int) -> None:
 
 
 def test_decode_goes_on_in_every_step_of_a_long_prefill() -> None:
-    harness = EngineHarness(max_step_tokens=17, prefill_chunk_tokens=16)
+    harness = EngineHarness(max_step_tokens=17, prefill_chunk_tokens=64)
     harness.core.submit([spec_of(1, prompt=[1, 2], max_tokens=30)])
     harness.step()
     harness.core.submit([spec_of(2, prompt=range(160), max_tokens=1)])

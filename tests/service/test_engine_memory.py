@@ -168,6 +168,25 @@ class TestPreemption:
         assert harness.finished(1).preemptions > 0
         assert harness.finished(2).preemptions == 0
 
+    def test_blocks_of_a_victim_are_not_given_away_in_the_step_that_took_them(self) -> None:
+        def pressed() -> EngineHarness:
+            harness = EngineHarness(blocks=6, load_line=1.0)
+            harness.core.submit(
+                [spec_of(i, prompt=distinct_prompt(i, 40), max_tokens=20) for i in (1, 2)]
+            )
+            return harness
+
+        rehearsal = pressed()
+        rehearsal.run()
+        ((step, _),) = rehearsal.preemptions
+        harness = pressed()
+        for _ in range(step):
+            harness.step()
+        harness.core.submit([spec_of(3, prompt=[1], max_tokens=1, priority=9)])
+        assert harness.step().started == []
+        assert len(harness.preemptions) == 1
+        assert [started.sequence_id for started in harness.step().started] == [3]
+
     def test_a_returner_is_spared_until_it_has_produced_a_token(self) -> None:
         harness = EngineHarness(blocks=12, load_line=1.0, prefill_chunk_tokens=1)
         harness.core.submit(

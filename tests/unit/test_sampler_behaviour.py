@@ -11,7 +11,7 @@ from engine_fakes import spec_of
 from service.engine.messages import SamplingParams
 from service.engine.penalties import TokenCounts
 from service.engine.random_numbers import uniform
-from service.engine.sampler import NonFiniteLogits, SamplerState, sample, token_logprob
+from service.engine.sampler import NonFiniteLogits, SamplerState, invert_cdf, sample, token_logprob
 from service.engine.truncation import top_ids
 
 
@@ -194,3 +194,10 @@ def test_token_counts_grow_past_their_first_room() -> None:
     assert counts.ids.tolist() == list(range(200))
     assert counts.counts[7] == 3
     assert counts.counts[150] == 1
+
+
+def test_tokens_without_weight_are_never_drawn_not_even_at_the_ends() -> None:
+    weights = np.zeros(700, np.float32)
+    weights[[300, 650]] = [1.0, 3.0]
+    drawn = [invert_cdf(weights, number) for number in (0.0, 0.24, 0.25, 0.26, 1 - 2**-53)]
+    assert drawn == [300, 300, 650, 650, 650]
