@@ -126,7 +126,14 @@ class Sequence:
 class Engine:
     """Steps all sequences until the front leaves."""
 
-    def __init__(self, channel: Channel, record: IO[str] | None, step_seconds: float) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        record: IO[str] | None,
+        step_seconds: float,
+        ignore_aborts: bool = False,
+    ) -> None:
+        self._ignore_aborts = ignore_aborts
         self._channel = channel
         self._record = record
         self._step_seconds = step_seconds
@@ -150,7 +157,7 @@ class Engine:
             case Submit():
                 for spec in message.sequences:
                     self._submit(spec)
-            case Abort():
+            case Abort() if not self._ignore_aborts:
                 for sequence_id in message.sequence_ids:
                     sequence = self._sequences.pop(sequence_id, None)
                     if sequence is not None:
@@ -256,6 +263,7 @@ def main() -> None:
     parser.add_argument("--crash-after-ready", action="store_true")
     parser.add_argument("--hang-at-start", action="store_true")
     parser.add_argument("--deaf", action="store_true", help="ready, then never reads")
+    parser.add_argument("--ignore-aborts", action="store_true")
     parser.add_argument("--garbage", action="store_true", help="ready, then no valid frame")
     parser.add_argument("--version-of-pid", action="store_true", help="a new model each time")
     parser.add_argument("--heartbeat", action="store_true", help="one right after Ready")
@@ -300,7 +308,7 @@ def main() -> None:
     if arguments.garbage:
         sock.sendall(b"\x03\x00\x00\x00abc")
         time.sleep(3600)
-    engine = Engine(channel, record, arguments.step_seconds)
+    engine = Engine(channel, record, arguments.step_seconds, arguments.ignore_aborts)
     if arguments.heartbeat:
         channel.send(Heartbeat(engine._stats()))
     try:

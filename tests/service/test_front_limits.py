@@ -168,9 +168,12 @@ async def test_a_reader_that_stalls_is_cut_and_others_are_not(tmp_path: Path) ->
 
 
 async def test_a_reader_that_does_not_take_the_end_is_cut_too(tmp_path: Path) -> None:
-    async with running_front(tmp_path, slow_reader_seconds=0.05) as (front, _):
+    async with running_front(tmp_path, slow_reader_seconds=0.2) as (front, _):
         handle = await front.generate(call(say("x")))
-        await handle.next()
+        reading = asyncio.create_task(handle.next())
+        for number in range(1, 4):  # the scripted engine steps after each message; then it is idle
+            await front.lookup([number])
+        assert isinstance(await reading, Started)
         await eventually(lambda: front.stats().live_requests == 0)
         with pytest.raises(SlowReader):
             await handle.next()

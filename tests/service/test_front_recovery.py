@@ -103,6 +103,20 @@ async def test_ended_candidates_and_settled_stops_are_not_computed_again(tmp_pat
         assert resumed == [candidate_seed(1, 0), candidate_seed(1, 2)]
 
 
+async def test_a_death_before_the_figures_of_an_ended_candidate_ends_the_request(
+    tmp_path: Path,
+) -> None:
+    async with running_front(tmp_path, "--ignore-aborts") as (front, record):
+        stop = counted_text(1, 9)[5:]
+        handle = await front.generate(call(count_prompt(), seed=1, stop=(stop,)))
+        result = asyncio.create_task(collect(handle))
+        await eventually(lambda: bool(record.aborted_ids()))
+        assert not result.done(), "the engine has still to tell its figures"
+        kill_engine(front)
+        assert (await result).reasons == {0: FinishReason.STOP}
+        assert len(record.submitted()) == 1
+
+
 async def test_sequences_that_never_ran_are_submitted_as_new(tmp_path: Path) -> None:
     async with running_front(tmp_path) as (front, record):
         await front.generate(call([WAIT], "w"))

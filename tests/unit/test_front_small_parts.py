@@ -221,10 +221,11 @@ async def test_stall_watch_reports_the_stalled_only() -> None:
     watch.add("b", now)
     watch.remove("a")
     watch.remove("a")
-    watch.add("a", now + 3600)  # as if added much later
-    assert len(watch) == 2
-    await eventually(lambda: bool(stalled))
-    assert stalled == ["b"]
+    watch.add("a", now + 0.05)  # as if added later: the timer has to be set again
+    watch.add("c", now + 3600)
+    assert len(watch) == 3
+    await eventually(lambda: len(stalled) == 2)
+    assert stalled == ["b", "a"]
     assert len(watch) == 1
     watch.close()
     assert len(watch) == 0
