@@ -113,14 +113,14 @@ class CpuAttention:
         self._slot_rows.index_copy_(0, rows, values)
 
     def attend(self, plan: AttentionPlan, layer: int, query: Tensor) -> Tensor:
-        """Answers [T, heads, head_dim] for the queries [T, heads, head_dim] of one layer."""
+        """Answers float32 [T, heads, head_dim] for one layer's queries of that shape and type."""
         output = torch.empty(query.shape, dtype=torch.float32)
         for group in plan.decode:
-            output[group.query_rows] = self._decode(group, layer, query[group.query_rows].float())
+            output[group.query_rows] = self._decode(group, layer, query[group.query_rows])
         for chunk in plan.prefill:
             rows = slice(chunk.query_start, chunk.query_end)
-            output[rows] = self._prefill(chunk, layer, query[rows].float())
-        return output.to(query.dtype)
+            output[rows] = self._prefill(chunk, layer, query[rows])
+        return output
 
     # --- planning ------------------------------------------------------------
 

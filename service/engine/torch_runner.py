@@ -53,7 +53,7 @@ class TorchRunner:
         loader = WeightLoader(config, checkpoint, dtype, options.mode)
         weights = loader.load(options.context_tokens, on_layer)
         self._attention = attention
-        self._model = Llama(config, weights, attention, options.mode.activations or dtype)
+        self._model = Llama(config, weights, attention)
         self._vocab_size = config.vocab_size
 
     @property

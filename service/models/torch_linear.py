@@ -25,11 +25,6 @@ class LinearMode(enum.Enum):
     PACKED = "packed"  # packed float32 alone: 4 bytes per parameter
     HYBRID = "hybrid"  # bfloat16 for one row, packed float32 for more: 6 bytes per parameter
 
-    @property
-    def activations(self) -> torch.dtype | None:
-        """Type of activations that loses no speed; None: that of the weights."""
-        return None if self is LinearMode.PLAIN else torch.float32
-
 
 def native_bfloat16() -> bool:
     """Whether oneDNN multiplies bfloat16 on this CPU without emulation."""
@@ -71,11 +66,11 @@ class Linear:
         self._packed_bias = None if bias is None else bias.float()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[rows, in] -> [rows, out], in the type of x."""
+        """[rows, in] -> [rows, out], in the type of the weight copy that was used."""
         if self._packed is not None and (self._plain is None or len(x) > 1):
             product: Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self._packed, self._packed_bias, "none", [], ""
+                x.float(), self._packed, self._packed_bias, "none", [], ""
             )
             return product
         assert self._plain is not None
-        return F.linear(x.to(self._plain.dtype), self._plain, self._bias).to(x.dtype)
+        return F.linear(x.to(self._plain.dtype), self._plain, self._bias)

@@ -2,7 +2,8 @@
 
 RMSNorm, rotary embedding, grouped-query attention and SwiGLU, with the options that set
 Llama, Mistral, Qwen2 and Qwen3 apart. The weights of q, k and v, and of gate and up, are
-fused into one matrix product each. Norms and rotations are computed in float32.
+fused into one matrix product each. The residual stream, norms, rotations and attention are
+float32; a `Linear` answers in the type that suits its weights.
 """
 
 from __future__ import annotations
@@ -63,12 +64,10 @@ class Llama:
         config: ModelConfig,
         weights: LlamaWeights,
         attention: CpuAttention,
-        activations: torch.dtype,
     ) -> None:
         self._config = config
         self._weights = weights
         self._attention = attention
-        self._activations = activations
 
     def forward(
         self, token_ids: Tensor, positions: Tensor, plan: AttentionPlan, logit_rows: Tensor
@@ -76,7 +75,7 @@ class Llama:
         """Next-token logits, float32 [R, vocab], of the rows `logit_rows` of T tokens."""
         weights, eps = self._weights, self._config.rms_norm_eps
         rotation = weights.rope[positions].unsqueeze(2).unbind(1)
-        x = weights.embedding[token_ids].to(self._activations)
+        x = weights.embedding[token_ids].float()
         for index, layer in enumerate(weights.layers):
             x = x + self._attend(
                 index, layer, rms_norm(x, layer.attention_norm, eps), rotation, plan
@@ -111,7 +110,7 @@ class Llama:
         value = qkv[:, heads + kv_heads :].float()
         self._attention.write(plan, index, torch.stack([key, value], 1))
         attended = self._attention.attend(plan, index, query)
-        return layer.attention_output(attended.reshape(len(x), -1).to(x.dtype))
+        return layer.attention_output(attended.view(len(x), -1))
 
 
 def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
@@ -120,7 +119,5 @@ def _mlp(layer: LayerWeights, x: Tensor) -> Tensor:
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """RMSNorm (Zhang and Sennrich 2019) over the last dimension, computed in float32."""
-    wide = x.float()
-    scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * weight).to(x.dtype)
+    """RMSNorm (Zhang and Sennrich 2019) over the last dimension, in float32."""
+    return F.rms_norm(x.float(), weight.shape, weight, eps)
