@@ -26,13 +26,17 @@ victim with `choose_victim` and calls `preempt`. `stats`, `check` and `audit` te
 are; a violated rule raises one of the exceptions of `kvcache.errors` at the offender.
 """
 
-from kvcache.admission import Admission, AdmissionRequest, Fits, NeverFits, NotNow
-from kvcache.arena import Arena
-from kvcache.layout import KVDtype, KVLayout
-from kvcache.manager import CacheManager
-from kvcache.namespace import namespace_key
-from kvcache.preemption import VictimCandidate, choose_victim
-from kvcache.stats import CacheStats, FlushResult, MissReason
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcache.admission import Admission, AdmissionRequest, Fits, NeverFits, NotNow
+    from kvcache.arena import Arena
+    from kvcache.layout import KVDtype, KVLayout
+    from kvcache.manager import CacheManager
+    from kvcache.namespace import namespace_key
+    from kvcache.preemption import VictimCandidate, choose_victim
+    from kvcache.stats import CacheStats, FlushResult, MissReason
 
 __all__ = [
     "Admission",
@@ -51,3 +55,28 @@ __all__ = [
     "choose_victim",
     "namespace_key",
 ]
+
+# Loaded on first use: a process that only names namespaces need not load numpy.
+_HOMES = {
+    "Admission": "admission",
+    "AdmissionRequest": "admission",
+    "Arena": "arena",
+    "CacheManager": "manager",
+    "CacheStats": "stats",
+    "Fits": "admission",
+    "FlushResult": "stats",
+    "KVDtype": "layout",
+    "KVLayout": "layout",
+    "MissReason": "stats",
+    "NeverFits": "admission",
+    "NotNow": "admission",
+    "VictimCandidate": "preemption",
+    "choose_victim": "preemption",
+    "namespace_key": "namespace",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'kvcache' has no attribute {name!r}")
+    return getattr(import_module(f"kvcache.{_HOMES[name]}"), name)
