@@ -39,8 +39,8 @@ class RunnerDriver:
         blocks = shared.blocks[: prefix // self.block_tokens] if shared else []
         return Drive(list(tokens), list(blocks), prefix)
 
-    def step(self, work: list[tuple[Drive, int]]) -> NDArray[np.float32]:
-        """Computes the next `chunk` tokens of each sequence: logits of each one's last token."""
+    def step(self, work: list[tuple[Drive, int]], all_rows: bool = False) -> NDArray[np.float32]:
+        """Computes the next `chunk` tokens of each sequence: logits of its last or of all."""
         for drive, chunk in work:
             while len(drive.blocks) * self.block_tokens < drive.computed + chunk:
                 drive.blocks.append(self._free.pop())
@@ -62,7 +62,7 @@ class RunnerDriver:
             block_tables=np.array(
                 [d.blocks + [0] * (width - len(d.blocks)) for d, _ in work], np.int32
             ),
-            logit_rows=starts[1:] - 1,
+            logit_rows=np.arange(starts[-1], dtype=np.int32) if all_rows else starts[1:] - 1,
         )
         logits = self.runner.forward(batch)
         assert np.isfinite(logits).all()
