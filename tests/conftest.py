@@ -9,6 +9,10 @@ import subprocess
 
 import pytest
 
+from service.engine.openmp import wait_politely
+
+wait_politely()  # before any test imports torch
+
 
 @functools.cache
 def _missing_gpu() -> str | None:

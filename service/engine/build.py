@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ from service.config import EngineSettings
 from service.engine.errors import StartError
 from service.engine.host import available_memory_bytes, usable_cores
 from service.engine.messages import Loading
+from service.engine.openmp import wait_politely
 from service.engine.runner import Runner, StepBatch
 from service.models.config import ModelConfig, load_model_config
 from service.models.source import resolve_model
@@ -57,10 +57,7 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
     num_blocks = _pool_blocks(settings, layout) + 1
     context_tokens = _context_tokens(settings, config, num_blocks - 1)
 
-    # Read when torch loads its OpenMP. Threads that spin while they wait are quicker by a
-    # little on an idle machine, and several times slower as soon as the front, or anyone
-    # else, wants one of the cores: measured 5 s against 0.5 s a step at load 10 on 2 cores.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    wait_politely()
     progress(Loading("import", 0, 0, "modules"))
     from service.engine.torch_runner import ATTENTION_BACKEND, RunnerOptions, TorchRunner
     from service.models.torch_checkpoint import open_checkpoint

@@ -9,12 +9,13 @@ on CPUs without bfloat16 instructions; `generate` would add its own loop on top.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import time
 from collections.abc import Callable
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the engine does, for both sides
+from service.engine.openmp import wait_politely
+
+wait_politely()  # as the engine does, for both sides
 
 import numpy as np
 import torch
