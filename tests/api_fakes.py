@@ -15,6 +15,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from kvcache import FlushResult
 from service.api.gen.plimsoll.v1.engine_admin_pb2_grpc import EngineAdminServiceStub
 from service.api.gen.plimsoll.v1.inference_pb2_grpc import InferenceServiceStub
 from service.api.ports import Ports, open_ports
@@ -233,9 +234,9 @@ class FakeFront:
             i for i in request_ids if not i.startswith("a")
         ]
 
-    async def flush(self, *, tenant: str = "", salt: str = "") -> tuple[int, int]:
+    async def flush(self, *, tenant: str | None = None, salt: str = "") -> FlushResult:
         self.log.append(f"flush {tenant!r} {salt!r}")
-        return 11, 4
+        return FlushResult(dropped_blocks=11, kept_blocks=4)
 
     async def lookup(self, token_ids: list[int], *, tenant: str = "", salt: str = "") -> int:
         self.log.append(f"lookup {tenant!r} {salt!r}")

@@ -48,8 +48,13 @@ class EngineAdminServicer:
             checks.refuse("tenant", request.tenant, limit)
         checks.at_most_bytes("salt", request.salt, MAX_SALT_BYTES)
         checks.finish()
-        dropped, kept = await self._front.flush(tenant=request.tenant, salt=request.salt)
-        return pb.FlushCacheResponse(dropped_blocks=dropped, kept_blocks=kept)
+        flushes_all = not (request.tenant or request.salt)
+        result = await self._front.flush(
+            tenant=None if flushes_all else request.tenant, salt=request.salt
+        )
+        return pb.FlushCacheResponse(
+            dropped_blocks=result.dropped_blocks, kept_blocks=result.kept_blocks
+        )
 
     async def Drain(self, request: pb.DrainRequest, _: Call) -> pb.DrainResponse:
         grace_seconds: float | None = None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from kvcache.namespace import namespace_key
+from kvcache.stats import FlushResult
 from service.config import ServeSettings
 from service.engine.messages import Loading, SamplingParams
 from service.front.call import GenerationCall
@@ -21,7 +22,6 @@ from service.front.request import LiveRequest
 from service.front.state import (
     DrainResult,
     EngineFailed,
-    FlushResult,
     FrontState,
     FrontStats,
     ModelInfo,

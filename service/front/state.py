@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from service.config import ServeSettings
 from service.engine.messages import EngineStats, Ready, SamplingParams
@@ -94,13 +94,6 @@ class FrontStats:
     cancelled_requests: int
     rejected_requests: int
     engine_restarts: int
-
-
-class FlushResult(NamedTuple):
-    """Blocks of the prefix cache after a flush."""
-
-    dropped_blocks: int
-    kept_blocks: int
 
 
 @dataclass(frozen=True, slots=True)

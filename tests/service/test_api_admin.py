@@ -10,6 +10,7 @@ import pytest
 from api_fakes import ApiServer, FakeFront, api_server, refused
 from google.protobuf.duration_pb2 import Duration
 
+from kvcache import FlushResult
 from service.api.admin_servicer import beats
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
 from service.front.events import NotReady
@@ -33,7 +34,7 @@ async def test_flush_all_or_one_namespace(server: ApiServer) -> None:
     answer = await server.admin.FlushCache(pb.FlushCacheRequest())
     assert (answer.dropped_blocks, answer.kept_blocks) == (11, 4)
     await server.admin.FlushCache(pb.FlushCacheRequest(tenant="acme", salt="s"))
-    assert server.front.log == ["flush '' ''", "flush 'acme' 's'"]
+    assert server.front.log == ["flush None ''", "flush 'acme' 's'"]
 
 
 async def test_drain_and_resume(server: ApiServer) -> None:
@@ -83,7 +84,7 @@ async def test_limits(
 
 
 async def test_an_engine_that_is_away(server: ApiServer) -> None:
-    async def flush(**_: str) -> tuple[int, int]:
+    async def flush(**_: object) -> FlushResult:
         raise NotReady
 
     server.front.flush = flush  # type: ignore[method-assign]

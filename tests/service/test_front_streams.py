@@ -18,6 +18,7 @@ from front_fakes import (
 )
 from scripted_engine import EOS, HOLD, MAX_CONTEXT_TOKENS, REFUSE, WAIT, logprob_of
 
+from kvcache import FlushResult
 from service.engine.messages import FinishReason
 from service.front.call import candidate_seed
 from service.front.events import DuplicateRequestId, ExceedsCapacity, QueueFull
@@ -308,8 +309,8 @@ async def test_ids_are_unique_among_the_live_requests_of_a_tenant(tmp_path: Path
 
 async def test_flush_and_lookup_reach_the_engine_with_their_namespace(tmp_path: Path) -> None:
     async with running_front(tmp_path) as (front, record):
-        assert await front.flush() == (7, 3)
-        dropped, _ = await front.flush(tenant="a", salt="b")
+        assert await front.flush() == FlushResult(dropped_blocks=7, kept_blocks=3)
+        dropped = (await front.flush(tenant="a", salt="b")).dropped_blocks
         assert await front.lookup([1, 2, 3], tenant="a") == 3
         everything, one = [line["namespace"] for line in record.lines("Flush")]
         assert everything is None

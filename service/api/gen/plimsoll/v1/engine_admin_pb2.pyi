@@ -295,7 +295,9 @@ class FlushCacheRequest(_message.Message):
     SALT_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     salt: _builtins.str
-    """CacheOptions.salt of the requests, at most 128 bytes."""
+    """CacheOptions.salt of the requests, at most 128 bytes. Salt and tenant both
+    empty: the blocks of all requests.
+    """
     tenant: _builtins.str
     """Tenant of the requests, at most 64 bytes of printable ASCII."""
     def __init__(
