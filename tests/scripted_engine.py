@@ -9,6 +9,7 @@ It says what the prompt tells it to, so that a test decides every token. A promp
     HOLD  enter the batch, produce nothing
     REFUSE never fits
     DIE   kill this process when the sequence enters the batch
+    FAIL  enter the batch, then the model fails
 
 It is no scheduler: every sequence runs at once, one token a step. What it receives goes to
 the file of `--record`, one JSON line each.
@@ -27,10 +28,13 @@ import time
 from pathlib import Path
 from typing import IO
 
+import msgspec
+
 from service.engine.channel import Channel, ChannelClosed
 from service.engine.messages import (
     Abort,
     EngineStats,
+    Failed,
     Finished,
     FinishReason,
     Flush,
@@ -52,7 +56,7 @@ from service.engine.messages import (
     TokenLogprob,
 )
 
-SAY, COUNT, WAIT, HOLD, REFUSE, DIE = range(1000, 1006)
+SAY, COUNT, WAIT, HOLD, REFUSE, DIE, FAIL = range(1000, 1007)
 EOS = 256
 MAX_CONTEXT_TOKENS = 4096
 POOL_BLOCKS = 1000
@@ -113,13 +117,9 @@ class Sequence:
             sequence_id=self.spec.sequence_id,
             reason=reason,
             stop_token_id=self.outputs[-1] if by_token else None,
-            cached_tokens=0,
             recomputed_tokens=1,
             preemptions=1,
             preempted_seconds=0.25,
-            scheduled_seconds=self.scheduled_seconds,
-            first_token_seconds=0.0,
-            last_token_seconds=0.0,
         )
 
 
@@ -183,6 +183,9 @@ class Engine:
             self._report.started.append(
                 Started(spec.sequence_id, cached_tokens, sequence.scheduled_seconds)
             )
+        if sequence.mode == FAIL:
+            del self._sequences[spec.sequence_id]
+            self._report.failed.append(Failed(spec.sequence_id, "told to fail"))
 
     def _step(self) -> None:
         for sequence in list(self._sequences.values()):
@@ -194,12 +197,7 @@ class Engine:
                 del self._sequences[sequence.spec.sequence_id]
                 self._report.finished.append(sequence.finished(sequence.reason))
         self._steps += 1
-        report = self._report
-        self._channel.send(
-            StepReport(
-                report.started, report.outputs, report.finished, report.refused, self._stats()
-            )
-        )
+        self._channel.send(msgspec.structs.replace(self._report, stats=self._stats()))
         self._report = StepReport([], [], [], [], self._stats())
 
     def _stats(self) -> EngineStats:

@@ -24,6 +24,7 @@ from service.front.events import (
     DuplicateRequestId,
     EngineLost,
     ExceedsCapacity,
+    ModelFailed,
     NotReady,
     QueueFull,
     SlowReader,
@@ -145,6 +146,8 @@ _NOT_READY = Fault(
     retry_after_seconds=0.0,
 )
 
+INTERNAL = Fault(grpc.StatusCode.INTERNAL, "INTERNAL", INTERNAL_MESSAGE)
+
 _Describe = Callable[[Any], Fault]
 
 FAULTS: dict[type[Exception], _Describe] = {
@@ -209,6 +212,7 @@ FAULTS: dict[type[Exception], _Describe] = {
     Draining: lambda _: _DRAINING,
     NotReady: lambda _: _NOT_READY,
     EngineLost: _engine_lost,
+    ModelFailed: lambda _: INTERNAL,
     AbortedByAdmin: lambda error: Fault(
         grpc.StatusCode.CANCELLED,
         "ABORTED_BY_ADMIN",
@@ -239,8 +243,6 @@ FAULTS: dict[type[Exception], _Describe] = {
         {"feature": error.feature},
     ),
 }
-
-INTERNAL = Fault(grpc.StatusCode.INTERNAL, "INTERNAL", INTERNAL_MESSAGE)
 
 
 def describe(error: Exception) -> Fault | None:

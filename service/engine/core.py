@@ -13,6 +13,7 @@ from kvcache import CacheManager
 from service.engine.batch import build_batch
 from service.engine.messages import (
     EngineStats,
+    Failed,
     Finished,
     FinishReason,
     Output,
@@ -24,7 +25,7 @@ from service.engine.messages import (
 from service.engine.policy import Chunk, SchedulerLimits, headroom_blocks
 from service.engine.request import Sequence, SequenceState
 from service.engine.runner import Runner
-from service.engine.sampler import check_finite, sample, token_logprob
+from service.engine.sampler import sample, token_logprob, unusable_logits
 from service.engine.scheduler import Scheduler, StepPlan
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class EngineCore:
         self._arrivals = 0
         self._finished: list[Finished] = []  # to be told with the next report
         self._refused: list[Refused] = []
+        self._failed: list[Failed] = []
         self._steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
@@ -138,7 +140,8 @@ class EngineCore:
             self._time_step(began_seconds)
         finished, self._finished = self._finished, []
         refused, self._refused = self._refused, []
-        return StepReport(started, outputs, finished, refused, self.stats())
+        failed, self._failed = self._failed, []
+        return StepReport(started, outputs, finished, refused, self.stats(), failed)
 
     def stats(self) -> EngineStats:
         """The present numbers; right at any time, also while nothing runs."""
@@ -177,25 +180,29 @@ class EngineCore:
     def _sample(self, chunks: list[Chunk], logits: NDArray[np.float32]) -> list[Output]:
         """Publishes the chunks and chooses tokens where a chunk reached the end."""
         last_rows, choosing = [], []
-        row = 0
+        next_row = 0
         for chunk in chunks:
-            row = self._take_prompt_logprobs(chunk, logits, row)
+            first_row = next_row
+            token_row = first_row + len(chunk.logprob_positions)
+            next_row = token_row + chunk.wants_token
             if chunk.sequence.state is SequenceState.PREFILL:
                 self._prefill_tokens += chunk.count
+            if bad_values := unusable_logits(logits[first_row:next_row]):
+                self._fail(chunk, bad_values)
+                continue
+            self._take_prompt_logprobs(chunk, logits[first_row:token_row])
             self._scheduler.computed(chunk)
             if chunk.wants_token:
-                last_rows.append(row)
+                last_rows.append(token_row)
                 choosing.append(chunk.sequence)
-                row += 1
         if not choosing:
             return []
         picked = logits if len(last_rows) == len(logits) else logits[last_rows]
-        now_seconds = self._clock()
         outputs = []
         for sequence, sampled in zip(
             choosing, sample(picked, [s.sampler for s in choosing]), strict=True
         ):
-            sequence.append(sampled.token_id, now_seconds)
+            sequence.append(sampled.token_id)
             outputs.append(
                 Output(
                     sequence_id=sequence.sequence_id,
@@ -210,22 +217,36 @@ class EngineCore:
                 self._finish(sequence, reason)
         return outputs
 
-    def _take_prompt_logprobs(
-        self, chunk: Chunk, logits: NDArray[np.float32], first_row: int
-    ) -> int:
-        """Keeps the prompt logprobs of a chunk; returns the row after its last one."""
-        positions = chunk.logprob_positions
-        alternatives = chunk.sequence.spec.sampling.prompt_logprobs
-        if not positions or alternatives is None:
-            return first_row
+    def _take_prompt_logprobs(self, chunk: Chunk, rows: NDArray[np.float32]) -> None:
+        """Keeps the prompt logprobs of a chunk; a row [V] for each of its positions."""
         sequence = chunk.sequence
-        rows = logits[first_row : first_row + len(positions)]
-        check_finite(rows, [sequence.sampler] * len(rows))
+        alternatives = sequence.spec.sampling.prompt_logprobs
+        if alternatives is None:
+            return
         sequence.prompt_logprobs.extend(
             token_logprob(row, int(sequence.token_ids[position + 1]), alternatives)
-            for row, position in zip(rows, positions, strict=True)
+            for row, position in zip(rows, chunk.logprob_positions, strict=True)
         )
-        return first_row + len(positions)
+
+    def _fail(self, chunk: Chunk, bad_values: int) -> None:
+        """Ends a sequence whose logits are not finite, and nobody else.
+
+        Its K and V may be what is broken, some of them published by earlier steps. Nobody
+        can tell which, so its whole namespace leaves the prefix index: else the next
+        request with this prefix would fail on them again.
+        """
+        sequence = chunk.sequence
+        self._scheduler.remove(sequence)
+        self._manager.flush(sequence.spec.namespace)
+        sequence.state = SequenceState.FINISHED
+        del self._live[sequence.sequence_id]
+        self._failed.append(
+            Failed(
+                sequence.sequence_id,
+                f"{bad_values} logits after token {chunk.end} of {sequence.num_tokens} "
+                "are not finite",
+            )
+        )
 
     def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
         del self._live[sequence.sequence_id]

@@ -112,10 +112,10 @@ ToEngine: TypeAlias = Submit | Abort | Flush | Lookup | Shutdown
 class Loading(msgspec.Struct, array_like=True, tag="loading", frozen=True):
     """Progress of the start; `total` is 0 while it is not known."""
 
-    stage: str  # "import", "weights", "kv pool", "warm-up"
+    stage: str  # "import", "kv pool", "weights", "warm-up"
     done: int
     total: int
-    unit: str  # "bytes", "tensors", "blocks", "tokens"
+    unit: str  # "modules", "blocks", "layers", "tokens"
 
 
 class StartFailed(msgspec.Struct, array_like=True, tag="start_failed", frozen=True):
@@ -173,13 +173,9 @@ class Finished(msgspec.Struct, array_like=True, frozen=True):
     sequence_id: int
     reason: FinishReason
     stop_token_id: int | None  # set when a stop or EOS id matched; that id is in the output
-    cached_tokens: int
     recomputed_tokens: int  # computed again after preemptions
     preemptions: int
     preempted_seconds: float
-    scheduled_seconds: float  # monotonic; 0 when it never ran
-    first_token_seconds: float  # monotonic; 0 when there was none
-    last_token_seconds: float
 
 
 class Refused(msgspec.Struct, array_like=True, frozen=True):
@@ -189,6 +185,13 @@ class Refused(msgspec.Struct, array_like=True, frozen=True):
     needed_blocks: int
     total_blocks: int
     limit_tokens: int
+
+
+class Failed(msgspec.Struct, array_like=True, frozen=True):
+    """A sequence that the model cannot go on with; the others are not touched."""
+
+    sequence_id: int
+    cause: str  # for the log, not for clients
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):
@@ -213,6 +216,11 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     step_seconds: float  # moving average
     last_step_seconds: float  # monotonic time when the last step ended
 
+    @property
+    def held_share(self) -> float:
+        """Share of the pool that sequences hold; cached blocks count as free."""
+        return self.blocks_held / max(1, self.blocks_total)
+
 
 class StepReport(msgspec.Struct, array_like=True, tag="step", frozen=True):
     """All that one step produced: one message per step, whatever the batch size."""
@@ -222,6 +230,7 @@ class StepReport(msgspec.Struct, array_like=True, tag="step", frozen=True):
     finished: list[Finished]
     refused: list[Refused]
     stats: EngineStats
+    failed: list[Failed] = []
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag="heartbeat", frozen=True):

@@ -36,18 +36,6 @@ _CDF_BLOCK = 256
 Row: TypeAlias = NDArray[np.float32]
 
 
-class NonFiniteLogits(Exception):
-    """The model answered NaN or infinity for a sequence: weights or kernel are broken."""
-
-    def __init__(self, sequence_id: int, token_index: int, bad_values: int) -> None:
-        self.sequence_id = sequence_id
-        self.token_index = token_index
-        self.bad_values = bad_values
-        super().__init__(
-            f"sequence {sequence_id}: {bad_values} logits for token {token_index} are not finite"
-        )
-
-
 class SamplerState:
     """What sampling keeps per sequence between steps; survives preemption."""
 
@@ -75,13 +63,9 @@ def sample(logits: NDArray[np.float32], states: Rows[SamplerState]) -> list[Samp
     """Chooses one token per row; the states take note of it.
 
     Args:
-        logits: [R, V], the caller's afterwards, unchanged.
+        logits: [R, V], finite; the caller's afterwards, unchanged.
         states: R states, in the order of the rows.
-
-    Raises:
-        NonFiniteLogits: for the first row that is not finite; no state has changed then.
     """
-    check_finite(logits, states)
     best = logits.argmax(axis=1).tolist()
     sampled = []
     for row, state, greedy_id in zip(logits, states, best, strict=True):
@@ -94,13 +78,9 @@ def sample(logits: NDArray[np.float32], states: Rows[SamplerState]) -> list[Samp
     return sampled
 
 
-def check_finite(logits: NDArray[np.float32], states: Rows[SamplerState]) -> None:
-    """Raises NonFiniteLogits for the first row [V] of `logits` [R, V] that is not finite."""
-    finite = np.isfinite(logits).all(axis=1)
-    if not finite.all():
-        bad = int(np.flatnonzero(~finite)[0])
-        count = int(np.count_nonzero(~np.isfinite(logits[bad])))
-        raise NonFiniteLogits(states[bad].sequence_id, states[bad].token_index, count)
+def unusable_logits(logits: NDArray[np.float32]) -> int:
+    """How many of the values are NaN or infinite: weights, KV or kernel are broken there."""
+    return int(logits.size - np.count_nonzero(np.isfinite(logits)))
 
 
 def token_logprob(logits: Row, token_id: int, alternatives: int) -> TokenLogprob:

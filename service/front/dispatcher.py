@@ -10,9 +10,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import structlog
+
 from service.config import ServeSettings
 from service.engine.messages import (
     Abort,
+    Failed,
     Flush,
     Flushed,
     FromEngine,
@@ -27,10 +30,12 @@ from service.engine.messages import (
     Submit,
 )
 from service.front.engine_totals import EngineTotals
-from service.front.events import EngineLost, ExceedsCapacity, NotReady
+from service.front.events import EngineLost, ExceedsCapacity, ModelFailed, NotReady
 from service.front.journal import Journal
 from service.front.request import LiveRequest
 from service.front.supervisor import Supervisor
+
+_log = structlog.get_logger(__name__)
 
 
 class EngineState(enum.Enum):
@@ -235,6 +240,11 @@ class Dispatcher:
             if request is not None:
                 self._refuse(request, refused)
                 touched[request] = None
+        for failed in report.failed:
+            request = self._in_engine.pop(failed.sequence_id, None)
+            if request is not None:
+                self._fail(request, failed)
+                touched[request] = None
         self._abort(matched)
         for request in touched:
             if request.over:
@@ -250,6 +260,12 @@ class Dispatcher:
                 limit_tokens=refused.limit_tokens,
             )
         )
+        self.forget(request)
+
+    def _fail(self, request: LiveRequest, failed: Failed) -> None:
+        request_id, tenant = request.call.request_id, request.call.tenant
+        _log.error("model failed", request_id=request_id, tenant=tenant, cause=failed.cause)
+        request.fail(ModelFailed())
         self.forget(request)
 
     def _drop_engine(self) -> None:

@@ -131,6 +131,11 @@ class EngineLost(RequestError):
 
 
 @dataclass(slots=True)
+class ModelFailed(RequestError):
+    """The model could not compute a token of this request; other requests are not touched."""
+
+
+@dataclass(slots=True)
 class AbortedByAdmin(RequestError):
     """Ended through AbortRequests."""
 

@@ -28,6 +28,7 @@ from service.front.events import (
     DuplicateRequestId,
     EngineLost,
     ExceedsCapacity,
+    ModelFailed,
     NotReady,
     Progress,
     QueueFull,
@@ -186,6 +187,20 @@ async def test_a_bug_tells_the_request_id_and_nothing_else(
     assert "secret" not in repr(refusal)
     assert [(r["event"], r["request_id"]) for r in records] == [("call failed", "r1")]
     assert records[0]["exc_info"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+async def test_a_failure_of_the_model_is_internal(
+    server: ApiServer, method: Callable[..., Awaitable[object]]
+) -> None:
+    server.front.script = lambda _: [STARTED, Progress([Delta(0, "x")]), ModelFailed()]
+    with structlog.testing.capture_logs() as records:
+        refusal = await refused(method(server, request_id="r1"))
+    assert (refusal.code, refusal.reason) == (grpc.StatusCode.INTERNAL, "INTERNAL")
+    assert refusal.message == INTERNAL_MESSAGE
+    assert refusal.request_info is not None
+    assert refusal.request_info.request_id == "r1"
+    assert not [r for r in records if r["event"] == "call failed"], "it is no bug of ours"
 
 
 @pytest.mark.parametrize("method", METHODS)

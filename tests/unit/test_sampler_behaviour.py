@@ -11,7 +11,7 @@ from engine_fakes import spec_of
 from service.engine.messages import SamplingParams
 from service.engine.penalties import TokenCounts
 from service.engine.random_numbers import uniform
-from service.engine.sampler import NonFiniteLogits, SamplerState, invert_cdf, sample, token_logprob
+from service.engine.sampler import SamplerState, invert_cdf, sample, token_logprob, unusable_logits
 from service.engine.truncation import top_ids
 
 
@@ -149,15 +149,11 @@ def test_state_resumed_with_output_goes_on_as_if_never_interrupted() -> None:
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_logits_that_are_not_finite_name_the_sequence(bad: float) -> None:
+def test_logits_that_are_not_finite_are_counted(bad: float) -> None:
     logits = np.stack([logits_of(0), logits_of(1)])
-    logits[1, 77] = bad
-    states = [SamplerState(spec_of(i, prompt=[0], output_ids=[1, 2])) for i in (10, 11)]
-    with pytest.raises(NonFiniteLogits) as caught:
-        sample(logits, states)
-    assert (caught.value.sequence_id, caught.value.token_index) == (11, 2)
-    assert caught.value.bad_values == 1
-    assert [state.token_index for state in states] == [2, 2]
+    assert unusable_logits(logits) == unusable_logits(logits[:0]) == 0
+    logits[1, 77] = logits[0, 3] = bad
+    assert unusable_logits(logits) == 2
 
 
 def test_logprobs_are_those_of_the_model_whatever_the_sampling() -> None:
