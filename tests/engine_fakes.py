@@ -25,6 +25,7 @@ from service.engine.messages import (
     Output,
     SamplingParams,
     SequenceSpec,
+    Started,
     StepReport,
     TokenLogprob,
 )
@@ -240,6 +241,11 @@ class EngineHarness:
             at = [step for step, victim in self.preemptions if victim == sequence_id]
             for first, second in itertools.pairwise(at):
                 assert any(first <= step < second for step in said), (sequence_id, first, second)
+
+    def started(self, sequence_id: int) -> Started:
+        """The one start of a sequence."""
+        (start,) = (s for r in self.reports for s in r.started if s.sequence_id == sequence_id)
+        return start
 
     def finished(self, sequence_id: int) -> Finished:
         """The one end of a sequence."""

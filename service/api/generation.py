@@ -16,7 +16,6 @@ from service.api.dispatch import Call, ClientGone
 from service.api.errors import REQUEST_ID_KEY, DeadlinePassed, ModelNotFound
 from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.api.prompts import GeneratingRequest, PromptReader
-from service.api.stats import held_share
 from service.api.validation import (
     ServingLimits,
     check_options,
@@ -170,7 +169,7 @@ class Generation:
         queue_ms = round(ended.timings.queue_seconds * 1000)
         trailers = [(QUEUE_KEY, str(queue_ms))]
         if engine := self._front.stats().engine:
-            trailers.append((UTILIZATION_KEY, f"{held_share(engine):.4f}"))
+            trailers.append((UTILIZATION_KEY, f"{engine.held_share:.4f}"))
         call.context.set_trailing_metadata(tuple(trailers))
 
 

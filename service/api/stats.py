@@ -10,11 +10,6 @@ from service.engine.messages import EngineStats
 from service.front.state import FrontState, FrontStats
 
 
-def held_share(engine: EngineStats) -> float:
-    """Share of the pool that requests hold; cached blocks count as free."""
-    return engine.blocks_held / max(1, engine.blocks_total)
-
-
 def stats_message(stats: FrontStats, now_seconds: float) -> pb.GetStatsResponse:
     """`now_seconds` is monotonic. Before the first engine speaks its part is left at zero."""
     answer = pb.GetStatsResponse(
@@ -50,7 +45,7 @@ def pressure_message(stats: FrontStats) -> pb.WatchPressureResponse:
         suggested_retry_delay=duration(stats.suggested_retry_seconds),
     )
     if (engine := stats.engine) is not None:
-        answer.utilization = held_share(engine)
+        answer.utilization = engine.held_share
         answer.blocks.CopyFrom(_blocks(engine, stats.bytes_per_block))
     return answer
 

@@ -25,11 +25,6 @@ class SequenceState(enum.Enum):
         """Whether it waits for admission."""
         return self in (SequenceState.WAITING, SequenceState.PREEMPTED)
 
-    @property
-    def is_running(self) -> bool:
-        """Whether it is in the batch and holds blocks."""
-        return self in (SequenceState.PREFILL, SequenceState.DECODE)
-
 
 class Sequence:
     """One candidate of a request: its tokens, progress, sampling state and times.
@@ -43,8 +38,6 @@ class Sequence:
         "cached_tokens",
         "computed_high_water",
         "computed_tokens",
-        "first_token_seconds",
-        "last_token_seconds",
         "num_tokens",
         "order",
         "preempted_at_seconds",
@@ -78,8 +71,6 @@ class Sequence:
         self.skips = 0  # sequences admitted past this one while it was too big
         self.prompt_logprobs: list[TokenLogprob] = []
         self.scheduled_seconds = 0.0
-        self.first_token_seconds = 0.0
-        self.last_token_seconds = 0.0
         self.preempted_at_seconds = 0.0
         self.preempted_seconds = 0.0
 
@@ -119,16 +110,13 @@ class Sequence:
         """The newest token."""
         return int(self._tokens[self.num_tokens - 1])
 
-    def append(self, token_id: int, now_seconds: float) -> None:
+    def append(self, token_id: int) -> None:
         """Adds an output token."""
         if self.num_tokens == len(self._tokens):
             self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
         self._tokens[self.num_tokens] = token_id
         self.num_tokens += 1
         self.produced_since_admission += 1
-        self.last_token_seconds = now_seconds
-        if self.first_token_seconds == 0.0:
-            self.first_token_seconds = now_seconds
 
     @property
     def missing_prompt_logprobs(self) -> range:
@@ -208,11 +196,7 @@ class Sequence:
             sequence_id=self.sequence_id,
             reason=reason,
             stop_token_id=self.last_token_id if by_token else None,
-            cached_tokens=self.cached_tokens,
             recomputed_tokens=self.recomputed_tokens,
             preemptions=self.preemptions,
             preempted_seconds=self.preempted_seconds,
-            scheduled_seconds=self.scheduled_seconds,
-            first_token_seconds=self.first_token_seconds,
-            last_token_seconds=self.last_token_seconds,
         )

@@ -48,7 +48,7 @@ def read_pressure(
 ) -> PressureReading:
     """The reading of an engine and its queue."""
     return PressureReading(
-        held_share=stats.blocks_held / max(1, stats.blocks_total),
+        held_share=stats.held_share,
         queue_share=waiting_requests / max_waiting_requests,
         preempted=stats.preempted,
     )

@@ -93,16 +93,14 @@ def test_min_tokens_keep_end_of_sequence_out_of_reach() -> None:
     assert harness.output(1) == harness.oracle(spec)
 
 
-def test_times_of_a_sequence_are_those_of_its_steps() -> None:
+def test_a_sequence_is_scheduled_when_a_step_admits_it() -> None:
     harness = EngineHarness(prefill_chunk_tokens=10, max_running_sequences=1)
     harness.core.submit([spec_of(1, prompt=range(30), max_tokens=3), spec_of(2, prompt=[1])])
     harness.run()
     began = 101.0  # the first step; every step is a second
-    end = harness.finished(1)
-    assert end.scheduled_seconds == began
-    assert end.first_token_seconds == began + 2
-    assert end.last_token_seconds == began + 4
-    assert harness.finished(2).scheduled_seconds == began + 5
+    assert harness.started(1).scheduled_seconds == began
+    assert harness.output_steps(1) == [2, 3, 4]
+    assert harness.started(2).scheduled_seconds == began + 5
 
 
 @pytest.mark.parametrize("sent", [1, 7, 16, 29])
@@ -173,7 +171,7 @@ class TestAbort:
         harness = EngineHarness()
         harness.core.submit([spec_of(1, prompt=range(20))])
         self.abort_and_check(harness, 1)
-        assert harness.finished(1).scheduled_seconds == 0
+        assert not any(report.started for report in harness.reports)
 
     @pytest.mark.parametrize("chunks", [1, 2, 3])
     def test_prefill_after_some_chunks(self, chunks: int) -> None:

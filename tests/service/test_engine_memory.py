@@ -283,7 +283,7 @@ class TestSharing:
         assert harness.core.stats().prefill_tokens == 2048 + 16 * 20
         for spec in specs:
             assert harness.output(spec.sequence_id) == harness.oracle(spec)
-            cached = harness.finished(spec.sequence_id).cached_tokens
+            cached = harness.started(spec.sequence_id).cached_tokens
             assert cached == (0 if spec.sequence_id == 0 else 2048)
 
     def test_prompt_of_n_candidates_is_computed_once(self) -> None:
@@ -326,7 +326,7 @@ class TestSharing:
         harness.core.submit([spec])
         harness.run()
         assert harness.outputs(2)[0].prompt_logprobs == harness.oracle_prompt_logprobs(spec)
-        assert harness.finished(2).cached_tokens == 0
+        assert harness.started(2).cached_tokens == 0
 
     def test_rows_of_prompt_logprobs_are_bounded_per_step(self) -> None:
         harness = EngineHarness(prompt_logprob_rows=8)
