@@ -28,7 +28,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ] = "smollm2-135m"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"],
-        _about("Model", "Data type of weights and activations; auto takes the faster one."),
+        _about("Model", "Data type of weights and matrix products; auto is bfloat16."),
     ] = "auto"
     packed_weights: Annotated[
         Literal["auto", "on", "off"],
@@ -44,14 +44,21 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         _about("KV cache", "Data type of the KV cache; auto takes that of the weights."),
     ] = "auto"
     block_tokens: Annotated[
-        int, _about("KV cache", "Tokens of one KV block.", "tokens", ge=1, le=256)
+        int,
+        _about(
+            "KV cache",
+            "Tokens of one KV block; prefixes are shared by whole blocks.",
+            "tokens",
+            ge=1,
+            le=256,
+        ),
     ] = 16
     kv_memory_bytes: (
         Annotated[
             int,
             _about(
                 "KV cache",
-                "Memory of the KV pool; unset: a share of what the machine has free.",
+                "Memory of the KV pool; unset: a quarter of the free memory, at most 1GiB.",
                 "bytes",
                 ge=MIB,
             ),
@@ -66,6 +73,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 "Size of the KV pool in blocks, instead of kv_memory_bytes.",
                 "blocks",
                 ge=1,
+                le=2**31 - 2,
             ),
         ]
         | None
@@ -86,7 +94,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         int,
         _about(
             "Scheduling",
-            "Most sequences in one batch; never more than max_step_tokens - 1.",
+            "Most sequences in the batch of a step; in any case less than max_step_tokens.",
             "sequences",
             ge=1,
             le=4096,
@@ -116,8 +124,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         float,
         _about(
             "Scheduling",
-            "Share of the KV blocks up to which running sequences are expected to grow "
-            "before admission stops.",
+            "Share of the KV blocks that admission may fill; the rest is left to the growth of "
+            "running sequences.",
             gt=0.0,
             le=1.0,
         ),
@@ -126,7 +134,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         int,
         _about(
             "Scheduling",
-            "Sequences that may be admitted past one that does not fit yet; then they wait for it.",
+            "Sequences admitted past one that does not fit yet before all others wait for it.",
             "sequences",
             ge=0,
             le=1_000_000,
@@ -136,7 +144,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         int,
         _about(
             "Scheduling",
-            "Most prompt tokens per step whose logprobs are computed; each costs a row of logits.",
+            "Most prompt tokens per step whose logprobs are computed; each costs 4 bytes per token "
+            "of the vocabulary.",
             "tokens",
             ge=1,
             le=65536,
@@ -147,7 +156,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             int,
             _about(
                 "Model",
-                "Threads of the arithmetic; unset: one per physical core.",
+                "Threads of the arithmetic; unset: one per physical core that the process may use.",
                 "threads",
                 ge=1,
                 le=1024,
@@ -194,7 +203,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         float,
         _about(
             "Network",
-            "Silence of a connection after which the client is asked whether it lives.",
+            "Silence on a connection after which the server asks whether the client is alive.",
             "seconds",
             ge=1.0,
             le=7200.0,
@@ -214,7 +223,9 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     served_model_name: (
         Annotated[
             str,
-            _about("Model", "Name that clients use; unset: alias or file name.", min_length=1),
+            _about(
+                "Model", "Name that clients use; unset: alias, folder or file name.", min_length=1
+            ),
         ]
         | None
     ) = None
@@ -225,7 +236,13 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
 
     max_live_requests: Annotated[
         int,
-        _about("Requests", "Most requests at once, waiting ones included.", "requests", ge=1),
+        _about(
+            "Requests",
+            "Most requests at once, waiting ones included; more are refused with a retry hint.",
+            "requests",
+            ge=1,
+            le=1_000_000,
+        ),
     ] = 1024
     max_waiting_requests: Annotated[
         int,
@@ -234,8 +251,19 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "Most requests that wait for admission; more are refused with a retry hint.",
             "requests",
             ge=1,
+            le=1_000_000,
         ),
     ] = 256
+    retry_hint_max_seconds: Annotated[
+        float,
+        _about(
+            "Requests",
+            "Longest wait that the retry hint asks of a refused client.",
+            "seconds",
+            ge=0.1,
+            le=3600.0,
+        ),
+    ] = 30.0
     max_candidates: Annotated[
         int, _about("Requests", "Most candidates of one request.", "candidates", ge=1, le=16)
     ] = 16
@@ -264,6 +292,25 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         _about("Requests", "Allow ignore_eos, which benchmarks need and clients should not."),
     ] = False
 
+    pressure_elevated_share: Annotated[
+        float,
+        _about(
+            "Pressure",
+            "Share of held KV blocks at which the level ELEVATED is entered; left 0.1 below.",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.75
+    pressure_high_share: Annotated[
+        float,
+        _about(
+            "Pressure",
+            "Share of held KV blocks at which the level HIGH is entered; left 0.1 below.",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.9
+
     grace_seconds: Annotated[
         float,
         _about(
@@ -278,8 +325,8 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         float,
         _about(
             "Life cycle",
-            "Pause between not ready and drain; on Kubernetes 5 to 10, the time that all "
-            "proxies need to forget a pod.",
+            "Least time from SIGTERM to the closed ports, for proxies to forget this server; "
+            "5 to 10 on Kubernetes.",
             "seconds",
             ge=0.0,
             le=600.0,
@@ -295,6 +342,17 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             le=86400.0,
         ),
     ] = 300.0
+    engine_silence_seconds: Annotated[
+        float,
+        _about(
+            "Life cycle",
+            "Longest silence of a ready engine, which speaks after every step and once a second "
+            "when idle, before it is taken for frozen and replaced.",
+            "seconds",
+            gt=0.0,
+            le=86400.0,
+        ),
+    ] = 120.0
     restart_delay_seconds: Annotated[
         float,
         _about(
@@ -313,7 +371,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         int,
         _about(
             "Life cycle",
-            "Restarts within restart_window_seconds after which the server gives up.",
+            "Restarts within restart_window_seconds after which the server gives up; 0: at once.",
             "restarts",
             ge=0,
             le=1000,
@@ -323,7 +381,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         float,
         _about(
             "Life cycle",
-            "Time after which a restart is forgotten.",
+            "Time after which a restart counts no more.",
             "seconds",
             gt=0.0,
             le=86400.0,
@@ -344,6 +402,11 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError(
                 f"restart_delay_max_seconds = {self.restart_delay_max_seconds} is below "
                 f"restart_delay_seconds = {self.restart_delay_seconds}"
+            )
+        if self.pressure_high_share < self.pressure_elevated_share:
+            raise ValueError(
+                f"pressure_high_share = {self.pressure_high_share} is below "
+                f"pressure_elevated_share = {self.pressure_elevated_share}"
             )
         if self.port != 0 and self.port == self.admin_port:
             raise ValueError(f"port and admin_port are both {self.port}; they must differ")

@@ -30,6 +30,8 @@ _SERVICE_LINK_URL = re.compile(r"(tcp|udp|sctp)://.+")
 _BYTE_UNITS = {"": 1, "B": 1}
 _BYTE_UNITS |= {f"{p}iB": 1024**n for n, p in enumerate("KMGT", 1)}
 _BYTE_UNITS |= {f"{p}B": 1000**n for n, p in enumerate("KMGT", 1)}
+_BINARY_UNITS = [(f"{p}iB", 1024**n) for n, p in reversed(list(enumerate("KMGT", 1)))]
+_METAVARS = {int: "NUMBER", float: "NUMBER", str: "TEXT"}
 _BOOLS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _NOT_SET = ("", "none")
 
@@ -144,23 +146,47 @@ class Setting:
             yield "must not be empty"
 
     def _amount(self, number: float) -> str:
-        return f"{number:g} {self.unit}".strip() if number < 1e6 else f"{number:.0f} {self.unit}"
+        shown = self._shown(number)
+        return shown if self.unit == "bytes" else f"{shown} {self.unit}".strip()
+
+    def _shown(self, value: object) -> str:
+        """A value as it can be given: true, 4MiB, 0.9."""
+        if isinstance(value, bool):
+            return str(value).lower()
+        if not isinstance(value, int | float):
+            return str(value)
+        if self.unit == "bytes":
+            return _shown_bytes(int(value))
+        return f"{value:.10g}"
 
     def help_text(self) -> str:
         """Sentence, bounds and default, for `--help`."""
         facts = []
         if self.unit:
             facts.append(self.unit)
-        low = self.meta.ge if self.meta.ge is not None else self.meta.gt
-        if low is not None and self.meta.le is not None:
-            facts.append(f"{low:.10g} to {self.meta.le:.10g}")
-        elif low is not None:
-            facts.append(f"at least {low:.10g}")
+        facts += self._range_words()
         if self.default is not None:
-            shown = str(self.default).lower() if self.kind is bool else str(self.default)
-            facts.append(f"default {shown}")
+            facts.append(f"default {self._shown(self.default)}")
         # argparse formats with %.
         return f"{self.meta.description} ({'; '.join(facts)})".replace("%", "%%").replace(" ()", "")
+
+    def _range_words(self) -> list[str]:
+        meta = self.meta
+        top = None if meta.le is None else self._shown(meta.le)
+        if meta.gt is not None:
+            low = f"above {self._shown(meta.gt)}"
+            return [low if top is None else f"{low}, up to {top}"]
+        if meta.ge is not None:
+            low = self._shown(meta.ge)
+            return [f"at least {low}" if top is None else f"{low} to {top}"]
+        return []
+
+
+def _shown_bytes(number: int) -> str:
+    for unit, size in _BINARY_UNITS:
+        if number and number % size == 0:
+            return f"{number // size}{unit}"
+    return str(number)
 
 
 def _parse_bytes(text: str) -> int:
@@ -221,7 +247,7 @@ def settings_parser(
             group.add_argument(
                 setting.flag,
                 dest=destination,
-                metavar=metavar or setting.unit.upper() or setting.kind.__name__.upper(),
+                metavar=metavar or setting.unit.upper() or _METAVARS[setting.kind],
                 default=argparse.SUPPRESS,
                 help=setting.help_text(),
             )

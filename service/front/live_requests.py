@@ -28,7 +28,11 @@ class LiveRequests:
     def __init__(self, settings: ServeSettings, dispatcher: Dispatcher) -> None:
         self._settings = settings
         self._dispatcher = dispatcher
-        self._registry = Registry(settings.max_live_requests, settings.max_waiting_requests)
+        self._registry = Registry(
+            settings.max_live_requests,
+            settings.max_waiting_requests,
+            settings.retry_hint_max_seconds,
+        )
         self._stalls = StallWatch(settings.slow_reader_seconds, self._cut_slow_reader)
         self._next_sequence_id = 1
         self.outcomes = Outcomes()

@@ -29,9 +29,8 @@ class Threshold:
     leave: float
 
 
-HELD_ELEVATED = Threshold(enter=0.75, leave=0.65)
-HELD_HIGH = Threshold(enter=0.90, leave=0.80)
-QUEUE_CRITICAL = Threshold(enter=1.0, leave=0.75)
+_QUEUE_CRITICAL = Threshold(enter=1.0, leave=0.75)
+_HYSTERESIS_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +53,24 @@ def read_pressure(
     )
 
 
-def next_level(level: PressureLevel, reading: PressureReading) -> PressureLevel:
-    """The level after `reading`, when it was `level` before."""
+class PressurePolicy:
+    """The thresholds of one server, and the level that they give."""
 
-    def holds(value: float, threshold: Threshold, candidate: PressureLevel) -> bool:
-        return value >= (threshold.leave if level >= candidate else threshold.enter)
+    def __init__(self, elevated_share: float, high_share: float) -> None:
+        """Shares of held blocks at which the levels ELEVATED and HIGH are entered."""
+        self._held_elevated = Threshold(elevated_share, elevated_share - _HYSTERESIS_SHARE)
+        self._held_high = Threshold(high_share, high_share - _HYSTERESIS_SHARE)
 
-    if holds(reading.queue_share, QUEUE_CRITICAL, PressureLevel.CRITICAL):
-        return PressureLevel.CRITICAL
-    if reading.preempted or holds(reading.held_share, HELD_HIGH, PressureLevel.HIGH):
-        return PressureLevel.HIGH
-    if holds(reading.held_share, HELD_ELEVATED, PressureLevel.ELEVATED):
-        return PressureLevel.ELEVATED
-    return PressureLevel.NORMAL
+    def next_level(self, level: PressureLevel, reading: PressureReading) -> PressureLevel:
+        """The level after `reading`, when it was `level` before."""
+
+        def holds(value: float, threshold: Threshold, candidate: PressureLevel) -> bool:
+            return value >= (threshold.leave if level >= candidate else threshold.enter)
+
+        if holds(reading.queue_share, _QUEUE_CRITICAL, PressureLevel.CRITICAL):
+            return PressureLevel.CRITICAL
+        if reading.preempted or holds(reading.held_share, self._held_high, PressureLevel.HIGH):
+            return PressureLevel.HIGH
+        if holds(reading.held_share, self._held_elevated, PressureLevel.ELEVATED):
+            return PressureLevel.ELEVATED
+        return PressureLevel.NORMAL

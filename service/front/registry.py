@@ -14,12 +14,14 @@ Key = tuple[str, str]  # tenant and request id: a tenant cannot probe for the id
 class Registry:
     """A request is live until its reader has taken the end, left, or been cut."""
 
-    def __init__(self, max_live_requests: int, max_waiting_requests: int) -> None:
+    def __init__(
+        self, max_live_requests: int, max_waiting_requests: int, retry_hint_max_seconds: float
+    ) -> None:
         self._max_live_requests = max_live_requests
         self._max_waiting_requests = max_waiting_requests
         self._live: dict[Key, LiveRequest] = {}
         self._waiting: set[LiveRequest] = set()
-        self._hint = RetryHint()
+        self._hint = RetryHint(retry_hint_max_seconds)
         self.empty = asyncio.Event()
         self.empty.set()
 

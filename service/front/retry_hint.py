@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 _MIN_SECONDS = 0.1
-_MAX_SECONDS = 30.0
 _SMOOTHING = 0.1  # weight of the newest interval
 
 
 class RetryHint:
     """Estimates how fast the queue empties from the intervals between admissions."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_seconds: float) -> None:
+        self._max_seconds = max_seconds
         self._last_seconds: float | None = None
         self._interval_seconds = 0.0
 
@@ -26,4 +26,4 @@ class RetryHint:
 
     def seconds(self, waiting: int) -> float:
         """Time in which half of the queue should have been admitted."""
-        return min(_MAX_SECONDS, max(_MIN_SECONDS, self._interval_seconds * waiting / 2))
+        return min(self._max_seconds, max(_MIN_SECONDS, self._interval_seconds * waiting / 2))

@@ -92,6 +92,7 @@ def test_bad_byte_sizes(text: str) -> None:
         ({"port": True}, "must be an integer"),
         ({"block_tokens": "0"}, "must be at least 1 tokens"),
         ({"load_line": "0"}, "must be more than 0"),
+        ({"max_request_bytes": "1B"}, "must be at least 1KiB$"),
         ({"load_line": "nan"}, "must be a number"),
         ({"dtype": "int3"}, "must be one of auto, bfloat16, float32"),
         ({"host": ""}, "must not be empty"),
@@ -145,6 +146,8 @@ def test_contradictions_are_errors() -> None:
         load_settings({"kv_blocks": "5", "kv_memory_bytes": "1MiB"})
     with pytest.raises(ValueError, match=r"restart_delay_max_seconds = 1\.0 is below"):
         load_settings({"restart_delay_seconds": "2", "restart_delay_max_seconds": "1"})
+    with pytest.raises(ValueError, match=r"pressure_high_share = 0\.5 is below"):
+        load_settings({"pressure_high_share": "0.5"})
     with pytest.raises(ValueError, match="both 9001"):
         load_settings({"port": "9001"})
     assert load_settings({"port": "0", "admin_port": "0"}).port == 0
@@ -161,6 +164,22 @@ def test_flags_in_help_and_negation(capsys: pytest.CaptureFixture[str]) -> None:
     for setting in describe(ServeSettings):
         assert setting.flag in text
     assert "Life cycle:" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "facts"),
+    [
+        ("load_line", "(above 0, up to 1; default 0.9)"),
+        ("max_request_bytes", "(bytes; 1KiB to 1GiB; default 4MiB)"),
+        ("kv_memory_bytes", "(bytes; at least 1MiB)"),
+        ("keepalive_seconds", "(seconds; 1 to 7200; default 20)"),
+        ("reflection", "(default true)"),
+        ("served_model_name", "name."),
+    ],
+)
+def test_help_shows_unit_range_and_default_as_they_can_be_given(name: str, facts: str) -> None:
+    (setting,) = (s for s in describe(ServeSettings) if s.name == name)
+    assert setting.help_text().endswith(facts)
 
 
 def test_optional_settings_can_be_unset_by_a_stronger_source(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,9 +18,10 @@ from service.front.accounting import Account
 from service.front.call import GenerationCall, candidate_seed, sequence_specs
 from service.front.engine_totals import EngineTotals
 from service.front.journal import Journal
-from service.front.pressure import PressureLevel, PressureReading, next_level, read_pressure
+from service.front.pressure import PressureLevel, PressurePolicy, PressureReading, read_pressure
 from service.front.restart import RestartPolicy
 from service.front.retry_hint import RetryHint
+from service.front.silence import SilenceWatch
 from service.front.stall import StallWatch
 from service.front.watched import Watched
 
@@ -63,6 +65,9 @@ def test_restart_delays_double_up_to_the_bound_and_the_limit() -> None:
     assert policy.next_delay(300.0) == 1.0
 
 
+POLICY = PressurePolicy(elevated_share=0.75, high_share=0.9)
+
+
 def reading(held: float = 0.0, queue: float = 0.0, preempted: int = 0) -> PressureReading:
     return PressureReading(held, queue, preempted)
 
@@ -88,7 +93,7 @@ def reading(held: float = 0.0, queue: float = 0.0, preempted: int = 0) -> Pressu
     ],
 )
 def test_pressure_levels(before: int, now: PressureReading, after: int) -> None:
-    assert next_level(PressureLevel(before), now) == after
+    assert POLICY.next_level(PressureLevel(before), now) == after
 
 
 @given(
@@ -101,10 +106,18 @@ def test_pressure_is_stable_and_monotonic(
     level: PressureLevel, held: float, queue: float, preempted: int
 ) -> None:
     now = reading(held, queue, preempted)
-    after = next_level(level, now)
-    assert next_level(after, now) == after, "the same reading again changes nothing"
+    after = POLICY.next_level(level, now)
+    assert POLICY.next_level(after, now) == after, "the same reading again changes nothing"
     worse = reading(min(1.0, held + 0.1), min(1.0, queue + 0.1), preempted + 1)
-    assert next_level(level, worse) >= after
+    assert POLICY.next_level(level, worse) >= after
+
+
+def test_pressure_thresholds_are_those_of_the_policy() -> None:
+    policy = PressurePolicy(elevated_share=0.3, high_share=0.5)
+    assert policy.next_level(PressureLevel.NORMAL, reading(held=0.29)) is PressureLevel.NORMAL
+    assert policy.next_level(PressureLevel.NORMAL, reading(held=0.3)) is PressureLevel.ELEVATED
+    assert policy.next_level(PressureLevel.NORMAL, reading(held=0.5)) is PressureLevel.HIGH
+    assert policy.next_level(PressureLevel.HIGH, reading(held=0.41)) is PressureLevel.HIGH
 
 
 def test_pressure_reading_of_an_empty_pool() -> None:
@@ -130,7 +143,7 @@ def test_engine_counters_go_on_and_gauges_start_again() -> None:
 
 
 def test_retry_hint_follows_the_queue() -> None:
-    hint = RetryHint()
+    hint = RetryHint(max_seconds=30.0)
     assert hint.seconds(100) == 0.1
     for second in range(200):
         hint.admitted(float(second), waiting=5)
@@ -229,3 +242,74 @@ async def test_stall_watch_reports_the_stalled_only() -> None:
     assert len(watch) == 1
     watch.close()
     assert len(watch) == 0
+
+
+class FakeLoop:
+    """Keeps the one timer that is set; `tick` fires it."""
+
+    def __init__(self) -> None:
+        self.delay_seconds: float | None = None
+        self._callback: Any = None
+
+    def call_later(self, delay_seconds: float, callback: Any) -> Any:
+        assert self.delay_seconds is None, "one timer is enough"
+        self.delay_seconds, self._callback = delay_seconds, callback
+        return self
+
+    def cancel(self) -> None:
+        self.delay_seconds = None
+
+    def tick(self, times: int = 1) -> None:
+        for _ in range(times):
+            assert self.delay_seconds is not None, "no timer is set"
+            self.delay_seconds = None
+            self._callback()
+
+
+class TestSilenceWatch:
+    @pytest.fixture
+    def loop(self, monkeypatch: pytest.MonkeyPatch) -> FakeLoop:
+        loop = FakeLoop()
+        monkeypatch.setattr(asyncio, "get_running_loop", lambda: loop)
+        return loop
+
+    def test_silence_is_told_once_between_one_limit_and_a_quarter_more(
+        self, loop: FakeLoop
+    ) -> None:
+        calls: list[str] = []
+        watch = SilenceWatch()
+        watch.start(8.0, lambda: calls.append("silent"))
+        assert loop.delay_seconds == 2.0
+        loop.tick(4)
+        assert not calls
+        loop.tick()
+        assert calls == ["silent"]
+        assert loop.delay_seconds is None
+
+    def test_a_word_starts_the_time_anew(self, loop: FakeLoop) -> None:
+        calls: list[str] = []
+        watch = SilenceWatch()
+        watch.start(8.0, lambda: calls.append("silent"))
+        for _ in range(10):
+            loop.tick(4)
+            watch.heard()
+        assert not calls
+        loop.tick(5)
+        assert calls
+
+    def test_new_terms_replace_the_old_ones(self, loop: FakeLoop) -> None:
+        calls: list[str] = []
+        watch = SilenceWatch()
+        watch.start(8.0, lambda: calls.append("old"))
+        loop.tick(4)
+        watch.start(80.0, lambda: calls.append("new"))
+        assert loop.delay_seconds == 20.0
+        loop.tick(4)
+        assert not calls
+        loop.tick()
+        assert calls == ["new"]
+        watch.stop()
+        watch.start(8.0, lambda: calls.append("stopped"))
+        watch.stop()
+        watch.stop()
+        assert loop.delay_seconds is None
