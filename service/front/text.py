@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
+from service.config import ServeSettings
 from service.engine.messages import SamplingParams
 
 if TYPE_CHECKING:
@@ -25,9 +26,9 @@ class TextService:
         """Drops what is queued; calls that run end by themselves."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def load(self, model: str) -> tuple[Tokenizer, SamplingParams]:
+    async def load(self, settings: ServeSettings) -> tuple[Tokenizer, SamplingParams]:
         """The tokenizer of a model, and its defaults. Raises what reading its files raises."""
-        return await self._run(lambda: _load(model))
+        return await self._run(lambda: _load(settings))
 
     async def encode(
         self, tokenizer: Tokenizer, text: str, *, add_special_tokens: bool
@@ -66,11 +67,12 @@ class TextService:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
-def _load(model: str) -> tuple[Tokenizer, SamplingParams]:
+def _load(settings: ServeSettings) -> tuple[Tokenizer, SamplingParams]:
     # Imported here, in the thread: the front starts while the libraries load.
-    from service.models.generation_defaults import load_generation_defaults
+    from service.front.default_sampling import load_default_sampling
     from service.models.source import resolve_model
-    from service.tokenizer import load_tokenizer
+    from service.tokenizer import ChatLimits, load_tokenizer
 
-    source = resolve_model(model)
-    return load_tokenizer(source), load_generation_defaults(source)
+    source = resolve_model(settings.engine.model)
+    limits = ChatLimits(settings.max_chat_messages, settings.max_chat_bytes)
+    return load_tokenizer(source, limits), load_default_sampling(source)

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import enum
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from service.models.errors import ModelFileError
 from service.models.fields import Fields
 from service.models.gguf_metadata import GgufHeader, read_gguf_header
 from service.models.rope import RopeConfig, rope_from_gguf, rope_from_hf
 from service.models.source import ModelKind, ModelSource
 
-_MAX_CONFIG_BYTES = 16 << 20
 _MAX_LAYERS = 4096
 _MAX_WIDTH = 1 << 20
 
@@ -69,7 +66,7 @@ def load_model_config(source: ModelSource) -> ModelConfig:
 
 def config_from_hf(path: Path) -> ModelConfig:
     """Reads a Hugging Face config.json, and the EOS ids of generation_config.json beside it."""
-    config = Fields(path, read_json(path))
+    config = Fields.from_json_file(path)
     architecture = _architecture(config, "model_type")
     if config.text("hidden_act", "silu") != "silu":
         raise config.error("hidden_act", "only silu is supported")
@@ -104,7 +101,7 @@ def config_from_hf(path: Path) -> ModelConfig:
     _check_heads(config, model, "num_key_value_heads", "head_dim")
     generation_path = path.parent / "generation_config.json"
     if generation_path.is_file():
-        generation = Fields(generation_path, read_json(generation_path))
+        generation = Fields.from_json_file(generation_path)
         eos_ids = generation.token_ids("eos_token_id", vocab)
         model = replace(model, eos_ids=tuple(dict.fromkeys(model.eos_ids + eos_ids)))
     return model
@@ -177,17 +174,3 @@ def _check_heads(config: Fields, model: ModelConfig, kv_field: str, dim_field: s
         raise config.error(kv_field, f"must divide the {model.heads} query heads")
     if model.head_dim % 2:
         raise config.error(dim_field, "must be even: RoPE rotates pairs")
-
-
-def read_json(path: Path) -> dict[str, object]:
-    """A JSON object from a file of bounded size. Raises ModelFileError."""
-    size = path.stat().st_size
-    if size > _MAX_CONFIG_BYTES:
-        raise ModelFileError(path, "file size", size, f"the limit is {_MAX_CONFIG_BYTES} bytes")
-    try:
-        value = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise ModelFileError(path, "content", str(error), "not valid JSON") from error
-    if not isinstance(value, dict):
-        raise ModelFileError(path, "content", type(value).__name__, "must be a JSON object")
-    return value

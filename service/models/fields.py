@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from pathlib import Path
 from service.models.errors import ModelFileError
 
 _MAX_INTEGER = 1 << 31
+_MAX_JSON_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,21 @@ class Fields:
     path: Path
     values: Mapping[str, object]
     prefix: str = ""  # of all names, such as "llama."
+
+    @classmethod
+    def from_json_file(cls, path: Path) -> Fields:
+        """Reads a JSON object from a file of bounded size. Raises ModelFileError."""
+        size_bytes = path.stat().st_size
+        if size_bytes > _MAX_JSON_BYTES:
+            limit = f"the limit is {_MAX_JSON_BYTES} bytes"
+            raise ModelFileError(path, "file size", size_bytes, limit)
+        try:
+            values = json.loads(path.read_bytes())
+        except (ValueError, RecursionError) as error:
+            raise ModelFileError(path, "content", str(error), "not valid JSON") from error
+        if not isinstance(values, dict):
+            raise ModelFileError(path, "content", type(values).__name__, "must be a JSON object")
+        return cls(path, values)
 
     def has(self, name: str) -> bool:
         return self.values.get(self.prefix + name) is not None

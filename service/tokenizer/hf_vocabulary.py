@@ -34,7 +34,7 @@ def hf_vocabulary(folder: Path) -> Vocabulary:
     if not isinstance(base.model, BPE):
         kind = type(base.model).__name__
         raise ModelFileError(path, "model.type", kind, "only BPE is supported")
-    config = _read_json(folder / "tokenizer_config.json")
+    config = _fields(folder / "tokenizer_config.json")
     texts = _special_texts(config)
     special = {name: _special_id(config, base, name, text) for name, text in texts.items()}
     added = _added_tokens(base, {special[name]: texts[name] for name in texts})
@@ -76,17 +76,9 @@ def _read_text(path: Path) -> str:
         raise ModelFileError(path, "file", None, f"is not UTF-8: {error}") from error
 
 
-def _read_json(path: Path) -> Fields:
-    """The fields of a JSON object; none when the file is absent."""
-    if not path.is_file():
-        return Fields(path, {})
-    try:
-        values = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ModelFileError(path, "file", None, f"is no JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise ModelFileError(path, "file", values, "must hold a JSON object")
-    return Fields(path, values)
+def _fields(path: Path) -> Fields:
+    """The fields of a JSON file; none when it is absent."""
+    return Fields.from_json_file(path) if path.is_file() else Fields(path, {})
 
 
 def _added_tokens(base: Tokenizer, special: Mapping[int, str]) -> dict[int, AddedToken]:
@@ -156,9 +148,9 @@ def _asked_for(
 
 
 def _eos_ids(folder: Path, eos: int | None, size: int) -> tuple[int, ...]:
-    generation = _read_json(folder / "generation_config.json")
+    generation = _fields(folder / "generation_config.json")
     if not generation.has("eos_token_id"):
-        generation = _read_json(folder / "config.json")
+        generation = _fields(folder / "config.json")
     ids = generation.token_ids("eos_token_id", size)
     return tuple(dict.fromkeys((*(() if eos is None else (eos,)), *ids)))
 

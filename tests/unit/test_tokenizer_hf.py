@@ -199,8 +199,8 @@ def _wordpiece() -> str:
             {},
             "chat_template",
         ),
-        (byte_level_tokenizer(), None, {"tokenizer_config.json": "[]"}, "file"),
-        (byte_level_tokenizer(), None, {"tokenizer_config.json": "{"}, "file"),
+        (byte_level_tokenizer(), None, {"tokenizer_config.json": "[]"}, "content"),
+        (byte_level_tokenizer(), None, {"tokenizer_config.json": "{"}, "content"),
         (
             byte_level_tokenizer(),
             None,

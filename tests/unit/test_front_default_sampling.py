@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from service.engine.messages import SamplingParams
+from service.front.default_sampling import load_default_sampling
 from service.models.errors import ModelFileError
-from service.models.generation_defaults import load_generation_defaults
 from service.models.source import ModelKind, ModelSource
 
 
@@ -29,18 +29,18 @@ def test_values_of_the_samplers_are_taken(tmp_path: Path) -> None:
         repetition_penalty=1.05,
         max_new_tokens=5,
     )
-    assert load_generation_defaults(source) == SamplingParams(
+    assert load_default_sampling(source) == SamplingParams(
         temperature=0.7, top_k=20, top_p=0.8, min_p=0.05, repetition_penalty=1.05
     )
 
 
 def test_absent_values_files_and_folders_change_nothing(tmp_path: Path) -> None:
-    assert load_generation_defaults(folder(tmp_path, top_k=None)) == SamplingParams()
+    assert load_default_sampling(folder(tmp_path, top_k=None)) == SamplingParams()
     (tmp_path / "generation_config.json").unlink()
     source = ModelSource(ModelKind.HF_FOLDER, tmp_path, "m")
-    assert load_generation_defaults(source) == SamplingParams()
+    assert load_default_sampling(source) == SamplingParams()
     gguf = ModelSource(ModelKind.GGUF, tmp_path / "m.gguf", "m")
-    assert load_generation_defaults(gguf) == SamplingParams()
+    assert load_default_sampling(gguf) == SamplingParams()
 
 
 @pytest.mark.parametrize(
@@ -49,4 +49,4 @@ def test_absent_values_files_and_folders_change_nothing(tmp_path: Path) -> None:
 )
 def test_a_bad_value_is_named(tmp_path: Path, name: str, value: object) -> None:
     with pytest.raises(ModelFileError, match=name):
-        load_generation_defaults(folder(tmp_path, **{name: value}))
+        load_default_sampling(folder(tmp_path, **{name: value}))

@@ -8,17 +8,16 @@ sample at all is told by the temperature. GGUF files carry no such recommendatio
 from __future__ import annotations
 
 from service.engine.messages import SamplingParams
-from service.models.config import read_json
 from service.models.fields import Fields
 from service.models.source import ModelKind, ModelSource
 
 
-def load_generation_defaults(source: ModelSource) -> SamplingParams:
+def load_default_sampling(source: ModelSource) -> SamplingParams:
     """What a request gets that does not choose for itself. Raises ModelFileError."""
     path = source.path / "generation_config.json"
     if source.kind is not ModelKind.HF_FOLDER or not path.is_file():
         return SamplingParams()
-    fields = Fields(path, read_json(path))
+    fields = Fields.from_json_file(path)
     return SamplingParams(
         temperature=fields.number("temperature", 1.0, low=0.0, high=2.0),
         top_k=fields.integer("top_k", 0, low=0),
