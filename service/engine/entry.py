@@ -28,5 +28,7 @@ def main(build: Build) -> int:
     except ParentGone:
         return EXIT_OK
     settings = msgspec.json.decode(arguments.settings, type=EngineSettings)
-    with Channel(socket.socket(fileno=arguments.fd)) as channel:
+    sock = socket.socket(fileno=arguments.fd)
+    sock.set_inheritable(False)  # else a child of ours would keep it open after our death
+    with Channel(sock) as channel:
         return serve(channel, settings, build)

@@ -16,6 +16,9 @@ class ParentGone(Exception):
 def die_with_parent() -> None:
     """Lets the kernel kill this process when its parent dies (Linux, prctl(2)).
 
+    To the kernel the parent is the thread that forked. A parent that died before this call is
+    noticed too: its end of the socket is closed.
+
     Raises ParentGone if the parent died meanwhile, OSError if the kernel refuses.
     """
     parent = os.getppid()

@@ -23,8 +23,10 @@ from service.engine.messages import (
     StartFailed,
     ToEngine,
 )
+from service.front.engine_process import EngineProcess
 from service.front.link import EngineLink
 from service.front.restart import RestartPolicy
+from service.front.silence import SilenceWatch
 
 ENGINE_COMMAND = (sys.executable, "-m", "service.engine")
 # An engine holds nothing worth saving: past this it is killed.
@@ -76,10 +78,10 @@ class Supervisor:
             settings.restart_window_seconds,
         )
         self._task: asyncio.Task[None] | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._process: EngineProcess | None = None
         self._link: EngineLink | None = None  # only while that engine is ready
-        self._start_timer: asyncio.TimerHandle | None = None
-        self._start_failure: str | None = None
+        self._silence = SilenceWatch()
+        self._cause: str | None = None  # of the present engine's end, where it is known before
         self._stopping = False
         self._ever_ready = False
         self.restarts = 0
@@ -120,9 +122,9 @@ class Supervisor:
             cause = await self._run_engine()
             if self._stopping:
                 return
-            if self._start_failure is not None and not self._ever_ready:
-                _log.error("engine cannot start", cause=self._start_failure)
-                self._listener.engine_failed(self._start_failure)
+            if self._cause is not None and not self._ever_ready:
+                _log.error("engine cannot start", cause=self._cause)
+                self._listener.engine_failed(self._cause)
                 return
             delay_seconds = self._policy.next_delay(time.monotonic())
             if delay_seconds is None:
@@ -136,38 +138,37 @@ class Supervisor:
 
     async def _run_engine(self) -> str:
         """Starts one engine, stays until it is gone and reaped, and answers why it went."""
-        self._start_failure = None
+        self._cause = None
         ours, theirs = socket.socketpair()
         with theirs:
             link = await self._connect(ours)
             try:
-                process = await self._spawn(theirs)
+                process = EngineProcess(self._engine_command(theirs), theirs.fileno())
             except OSError as error:
                 link.close("never connected")
                 return f"the engine process cannot be started: {error}"
-            except asyncio.CancelledError:
-                link.close("never connected")
-                raise
         self._process = process
-        exited = asyncio.create_task(process.wait())
+        limit_seconds = self._settings.engine_start_timeout_seconds
+        self._silence.start(
+            limit_seconds,
+            lambda: self._kill(
+                f"silent for engine_start_timeout_seconds = {limit_seconds:g} while starting"
+            ),
+        )
         try:
-            if self._link is None:  # a quick engine can be ready before it is known to run
-                self._await_start()
-            ends: list[asyncio.Future[Any]] = [exited, link.closed]
+            ends: list[asyncio.Future[Any]] = [process.exited, link.closed]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             # The one that came first will be followed by the other, unless something is wrong.
             await asyncio.wait(ends, timeout=_LAST_WORDS_SECONDS)
         finally:
             self._link = None
-            self._cancel_start_timer()
+            self._silence.stop()
             link.close("the engine process ended")
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-            await exited
+            process.kill()
+            await process.exited
             self._process = None
-        cause = self._start_failure or link.closed.result()
-        return f"{cause}; {_describe_exit(process.returncode)}"
+        cause = self._cause or link.closed.result()
+        return f"{cause}; {_describe_exit(process.exited.result())}"
 
     async def _connect(self, ours: socket.socket) -> EngineLink:
         ours.setblocking(False)
@@ -178,54 +179,38 @@ class Supervisor:
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         return link
 
-    async def _spawn(self, theirs: socket.socket) -> asyncio.subprocess.Process:
-        return await asyncio.create_subprocess_exec(
-            *self._command,
-            "--fd",
-            str(theirs.fileno()),
-            "--settings",
-            msgspec.json.encode(self._settings.engine).decode(),
-            pass_fds=(theirs.fileno(),),
-            stdin=asyncio.subprocess.DEVNULL,
-        )
+    def _engine_command(self, theirs: socket.socket) -> list[str]:
+        settings = msgspec.json.encode(self._settings.engine).decode()
+        return [*self._command, "--fd", str(theirs.fileno()), "--settings", settings]
 
     def _received(self, link: EngineLink, message: FromEngine) -> None:
+        self._silence.heard()
         match message:
             case Loading():
-                self._await_start()
                 self._listener.engine_loading(message)
             case StartFailed():
-                self._start_failure = message.message
+                self._cause = message.message
             case Ready():
-                self._cancel_start_timer()
                 self._ever_ready = True
+                self._await_heartbeats()
                 self._link = link
                 self._listener.engine_ready(message)
             case _:
                 self._listener.engine_message(message)
 
-    def _await_start(self) -> None:
-        """(Re)arms the kill of an engine that is silent while it should be starting."""
-        self._cancel_start_timer()
-        self._start_timer = asyncio.get_running_loop().call_later(
-            self._settings.engine_start_timeout_seconds, self._start_timed_out
+    def _await_heartbeats(self) -> None:
+        """From now on silence means frozen: an idle engine speaks about once a second."""
+        limit_seconds = self._settings.engine_silence_seconds
+        self._silence.start(
+            limit_seconds,
+            lambda: self._kill(f"silent for engine_silence_seconds = {limit_seconds:g}"),
         )
 
-    def _cancel_start_timer(self) -> None:
-        if self._start_timer is not None:
-            self._start_timer.cancel()
-            self._start_timer = None
-
-    def _start_timed_out(self) -> None:
-        limit_seconds = self._settings.engine_start_timeout_seconds
-        self._start_failure = (
-            f"silent for engine_start_timeout_seconds = {limit_seconds:g} while starting"
-        )
-        if self._process is not None and self._process.returncode is None:
+    def _kill(self, cause: str) -> None:
+        self._cause = cause
+        if self._process is not None:
             self._process.kill()
 
 
-def _describe_exit(return_code: int | None) -> str:
-    if return_code is None or return_code >= 0:
-        return f"exit status {return_code}"
-    return f"killed by {signal.Signals(-return_code).name}"
+def _describe_exit(status: int) -> str:
+    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

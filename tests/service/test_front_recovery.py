@@ -248,6 +248,25 @@ async def test_a_silent_start_is_killed(tmp_path: Path) -> None:
             await front.wait_ready()
 
 
+async def test_a_frozen_engine_is_replaced_and_streams_go_on(tmp_path: Path) -> None:
+    async with running_front(tmp_path, engine_silence_seconds=1.0) as (front, record):
+        results = [
+            asyncio.create_task(
+                collect(await front.generate(call(count_prompt(), f"r{i}", seed=i, max_tokens=300)))
+            )
+            for i in range(4)
+        ]
+        await eventually(lambda: decoded(front) > 50)
+        frozen = front.engine_process_id
+        assert frozen is not None
+        os.kill(frozen, signal.SIGSTOP)
+        texts = [(await result).text for result in results]
+        assert texts == [counted_text(i, 300) for i in range(4)]
+        assert {s["id"] for s in record.submitted() if s["resumed"]} == {1, 2, 3, 4}
+        with pytest.raises(ProcessLookupError):
+            os.kill(frozen, 0)
+
+
 async def test_an_engine_that_talks_garbage_is_replaced(tmp_path: Path) -> None:
     async with running_front(tmp_path, "--garbage", restart_limit=1) as (front, record):
         await eventually(lambda: front.state is FrontState.FAILED)
