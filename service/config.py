@@ -267,6 +267,19 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     max_candidates: Annotated[
         int, _about("Requests", "Most candidates of one request.", "candidates", ge=1, le=16)
     ] = 16
+    max_chat_messages: Annotated[
+        int, _about("Requests", "Most messages of one conversation.", "messages", ge=1, le=4096)
+    ] = 4096
+    max_chat_bytes: Annotated[
+        int,
+        _about(
+            "Requests",
+            "Largest text that the chat template may make of a conversation.",
+            "bytes",
+            ge=1024,
+            le=1024 * MIB,
+        ),
+    ] = 4 * MIB
     slow_reader_seconds: Annotated[
         float,
         _about(

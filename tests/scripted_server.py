@@ -43,9 +43,9 @@ class Script:
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     hang_after: int | None = None
 
-    def decode(self, ids: list[int], errors: str = "replace") -> str:
+    def decode(self, ids: list[int], errors: str = "replace", *, at_start: bool = True) -> str:
         text = bytes(ids).decode("utf-8", errors)
-        return text[1:] if self.strips_leading_space and text.startswith(" ") else text
+        return text.removeprefix(" ") if at_start and self.strips_leading_space else text
 
 
 def status(
@@ -124,6 +124,7 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
         call = len(script.requests)
         script.requests.append(request)
         await self._refuse(context)
+        at_start = isinstance(request, pb.ChatStreamRequest)
         options = request.options
         seed = options.sampling.seed or 77
         candidates = options.sampling.candidate_count or 1
@@ -155,9 +156,9 @@ class ScriptedService(inference_pb2_grpc.InferenceServiceServicer):
                     script.cancelled.set()
             end = min(position + script.tokens_per_message, len(rest))
             last = end == len(rest)
-            whole = script.decode(rest[:end], "replace" if last else "ignore")
+            whole = script.decode(rest[:end], "replace" if last else "ignore", at_start=at_start)
             if not last:  # hold an unfinished character back
-                whole = script.decode(list(_whole_characters(bytes(rest[:end]))))
+                whole = script.decode(list(_whole_characters(bytes(rest[:end]))), at_start=at_start)
             text, sent = whole[len(sent) :], whole
             yield {
                 "deltas": pb.StreamDeltas(

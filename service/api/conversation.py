@@ -13,7 +13,6 @@ from service.tokenizer.errors import ChatInputError, NoChatTemplateError, Tokeni
 if TYPE_CHECKING:
     from service.tokenizer import ChatMessage
 
-MAX_MESSAGES = 4096
 MAX_TOOLS_BYTES = 256 * 1024
 MAX_TEMPLATE_KWARGS_BYTES = 64 * 1024
 
@@ -35,14 +34,14 @@ class CheckedConversation:
     continue_final_message: bool
 
 
-def check_conversation(conversation: pb.Conversation) -> CheckedConversation:
+def check_conversation(conversation: pb.Conversation, max_messages: int) -> CheckedConversation:
     """Raises InvalidRequest; what only the template can judge is left to it."""
     # Brings Jinja and the tokenizer library, which the front loads while it starts.
     from service.tokenizer import ChatMessage
 
     checks = Checks("conversation.")
     messages: list[ChatMessage] = []
-    if checks.count("messages", conversation.messages, 1, MAX_MESSAGES):
+    if checks.count("messages", conversation.messages, 1, max_messages):
         for index, message in enumerate(conversation.messages):
             role = _ROLES.get(message.role)
             if role is None:

@@ -15,7 +15,7 @@ from service.api.answers import Answers, CandidateParts
 from service.api.dispatch import Call, ClientGone
 from service.api.errors import REQUEST_ID_KEY, DeadlinePassed, ModelNotFound
 from service.api.gen.plimsoll.v1 import inference_pb2 as pb
-from service.api.prompts import GeneratingRequest, PromptReader
+from service.api.prompts import GeneratingRequest, PromptReader, continues_text
 from service.api.validation import (
     ServingLimits,
     check_options,
@@ -54,7 +54,7 @@ class Generation:
         self._front = front
         self._settings = settings
         self._served_by = served_by
-        self._prompts = PromptReader(front)
+        self._prompts = PromptReader(front, settings.max_chat_messages)
 
     async def stream(
         self, request: GeneratingRequest, call: Call, answer_type: type[_StreamAnswer]
@@ -147,6 +147,7 @@ class Generation:
                 want_token_ids=options.want_token_ids,
                 skip_text=options.skip_text,
                 keep_special_tokens=options.keep_special_tokens,
+                continues_text=continues_text(request),
                 stream_interval_tokens=options.stream_interval_tokens,
             )
         )

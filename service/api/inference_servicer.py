@@ -26,7 +26,7 @@ class InferenceServicer:
         self._front = front
         self._settings = settings
         self._generation = Generation(front, settings, served_by)
-        self._prompts = PromptReader(front)
+        self._prompts = PromptReader(front, settings.max_chat_messages)
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
         return await self._generation.unary(request, call, pb.GenerateResponse)

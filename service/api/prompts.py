@@ -22,11 +22,19 @@ GeneratingRequest: TypeAlias = (
 )
 
 
+def continues_text(request: GeneratingRequest) -> bool:
+    """Whether the output goes on in the middle of a text, or begins one of its own."""
+    if isinstance(request, pb.ChatRequest | pb.ChatStreamRequest):
+        return request.conversation.continue_final_message
+    return True
+
+
 class PromptReader:
     """Tokenizes through the front; what the tokenizer refuses is the client's fault."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, max_chat_messages: int) -> None:
         self._front = front
+        self._max_chat_messages = max_chat_messages
 
     async def text(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Raises InvalidRequest."""
@@ -37,7 +45,7 @@ class PromptReader:
 
     async def conversation(self, conversation: pb.Conversation) -> list[int]:
         """Raises InvalidRequest, and FeatureDisabled when the model has no chat template."""
-        checked = check_conversation(conversation)
+        checked = check_conversation(conversation, self._max_chat_messages)
         try:
             return await self._front.encode_chat(
                 checked.messages,

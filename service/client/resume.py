@@ -93,6 +93,7 @@ def can_continue(options: GenerationOptions, received: dict[int, Received]) -> b
         and not options.truncate_prompt_tokens
         and kept is not None
         and len(kept.token_ids) > 0
+        and kept.text != ""  # before it nobody knows whether a space in front was dropped
         and not kept.finished
         and (options.max_tokens is None or len(kept.token_ids) < options.max_tokens)
     )
@@ -104,22 +105,3 @@ def continued_options(options: GenerationOptions, kept_tokens: int) -> Generatio
         max_tokens=None if options.max_tokens is None else options.max_tokens - kept_tokens,
         min_tokens=max(0, options.min_tokens - kept_tokens),
     )
-
-
-def lead_text(truth: str, fresh: str) -> str:
-    """What the server left out in front of a continued text.
-
-    Sentencepiece-style decoders drop the space in front of the first token of a text; in
-    the middle of an answer that space is real.
-
-    Args:
-        truth: the new part of the whole output decoded in one piece.
-        fresh: the text of the continued stream so far, decoded on its own.
-
-    Raises:
-        Diverged: neither explanation fits.
-    """
-    for lead in ("", " "):
-        if truth.startswith(lead + fresh):
-            return lead
-    raise Diverged(f"the seam cannot be joined: {truth!r} does not start with {fresh!r}")

@@ -19,7 +19,6 @@ from service.client.resume import (
     Seam,
     can_continue,
     continued_options,
-    lead_text,
 )
 
 # A UTF-8 character has at most 4 bytes, so at most 3 tokens wait for its last byte.
@@ -34,10 +33,7 @@ class Segment:
     options: GenerationOptions
     seams: dict[int, Seam] = field(default_factory=dict)  # by candidate
     kept_ids: list[int] = field(default_factory=list)  # output tokens at the end of the prompt
-    kept_text: str = ""  # their text
     repeated_tokens: int = 0  # received tokens that are decoded a second time
-    fresh_ids: list[int] = field(default_factory=list)
-    has_text: bool = False
 
     def check_start(self, start: Start, first: Start) -> None:
         """Raises Diverged when another model or another prompt would answer."""
@@ -101,18 +97,6 @@ class SegmentPlanner:
                 return continuation
         return self._replay(first, received)
 
-    async def with_lead(self, chunk: Chunk, segment: Segment) -> Chunk:
-        """Puts back what the server left out in front of the first text of a continuation."""
-        if segment.has_text or not segment.kept_ids:
-            return chunk
-        segment.fresh_ids.extend(chunk.token_ids)
-        if not chunk.text:
-            return chunk
-        segment.has_text = True
-        whole = await self._detokenize(segment.kept_ids + segment.fresh_ids)
-        lead = lead_text(whole.removeprefix(segment.kept_text), chunk.text)
-        return replace(chunk, text=lead + chunk.text)
-
     async def _continuation(self, first: Start, received: Received) -> Segment | None:
         """Prompt plus received tokens as the prompt; None when they cannot be joined."""
         prompt_ids = await self._prompt_ids()
@@ -122,14 +106,16 @@ class SegmentPlanner:
         for back in range(min(_MAX_TOKENS_BACK + 1, len(token_ids))):
             kept = token_ids[: len(token_ids) - back]
             kept_text = await self._detokenize(kept)
+            # Detokenize takes the ids for a text of its own, and SentencePiece drops a space in
+            # front of that; a completion, which goes on with a text, kept it.
+            start = len(kept_text) + text.startswith(" " + kept_text)
             # Where it ends inside a character it ends with U+FFFD: go one token back.
-            if text.startswith(kept_text):
+            if text[:start].endswith(kept_text):
                 return Segment(
                     [*prompt_ids, *kept],
                     continued_options(self._options, len(kept)),
-                    seams={0: Seam(text[len(kept_text) :], token_ids[len(kept) :])},
+                    seams={0: Seam(text[start:], token_ids[len(kept) :])},
                     kept_ids=kept,
-                    kept_text=kept_text,
                     repeated_tokens=back,
                 )
         return None

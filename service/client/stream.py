@@ -201,7 +201,7 @@ class GenerationStream:
             self.resumptions += 1
 
     async def _on_delta(self, chunk: Chunk, segment: Segment) -> Chunk | None:
-        chunk = segment.unseen(await self._planner.with_lead(chunk, segment))
+        chunk = segment.unseen(chunk)
         received = self._received.setdefault(chunk.index, Received())
         if received.finished:
             return None

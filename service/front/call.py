@@ -35,6 +35,7 @@ class GenerationCall:
     want_token_ids: bool = False
     skip_text: bool = False
     keep_special_tokens: bool = False
+    continues_text: bool = False  # the output goes on where the prompt ends, a space included
     stream_interval_tokens: int = 1
 
 

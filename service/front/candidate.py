@@ -66,7 +66,9 @@ class Candidate:
         self._detokenizer: IncrementalDetokenizer | None = None
         if matcher is not None or not call.skip_text:
             self._detokenizer = IncrementalDetokenizer(
-                tokenizer, skip_special=not call.keep_special_tokens
+                tokenizer,
+                skip_special=not call.keep_special_tokens,
+                at_start=not call.continues_text,
             )
         self._stop_token_id: int | None = None
         self._text: list[str] = []

@@ -79,9 +79,7 @@ class Front:
         self._dispatcher.start()
         if self._tokenizer is None:
             try:
-                self._tokenizer, self._default_sampling = await self._text.load(
-                    self._settings.engine.model
-                )
+                self._tokenizer, self._default_sampling = await self._text.load(self._settings)
             except BaseException:
                 await self.stop()
                 raise

@@ -114,6 +114,7 @@ async def test_every_option_reaches_the_front(server: ApiServer) -> None:
         want_token_ids=True,
         skip_text=True,
         keep_special_tokens=True,
+        continues_text=True,
         stream_interval_tokens=7,
     )
 
@@ -130,6 +131,16 @@ async def test_the_four_methods_ask_the_front_for_the_same(server: ApiServer) ->
     assert generated.prompt_ids == streamed.prompt_ids == [299, 104, 105]
     assert chatted.prompt_ids == chat_streamed.prompt_ids == [1, 104, 105]
     assert generated.sampling == streamed.sampling == chatted.sampling == chat_streamed.sampling
+
+
+@pytest.mark.parametrize("continued", [False, True])
+async def test_only_an_answer_of_its_own_begins_a_text(server: ApiServer, continued: bool) -> None:
+    messages = [pb.ChatMessage(role=pb.ROLE_USER, content="hi")]
+    conversation = pb.Conversation(messages=messages, continue_final_message=continued)
+    await server.stub.Chat(pb.ChatRequest(conversation=conversation))
+    await stream(server, pb.ChatStreamRequest(conversation=conversation))
+    await stream(server, pb.GenerateStreamRequest(token_ids=pb.TokenIds(ids=[5])))
+    assert [call.continues_text for call in server.front.calls] == [continued, continued, True]
 
 
 async def test_token_ids_are_used_as_they_are(server: ApiServer) -> None:

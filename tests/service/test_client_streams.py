@@ -54,13 +54,14 @@ async def test_a_stream_carries_text_ids_and_figures(connect):
     assert stream.resumptions == 0
 
 
+@pytest.mark.parametrize("chat", [False, True])
 @pytest.mark.parametrize("strips_leading_space", [False, True])
 @pytest.mark.parametrize("tokens_per_message", [1, 3])
 async def test_continuing_at_every_token_loses_and_repeats_nothing(
-    connect, tokens_per_message, strips_leading_space
+    connect, tokens_per_message, strips_leading_space, chat
 ):
     tokens = list(ANSWER.encode())
-    whole = Script(strips_leading_space=strips_leading_space).decode(tokens)
+    whole = Script(strips_leading_space=strips_leading_space).decode(tokens, at_start=chat)
     for position in range(1, len(tokens)):
         script = Script(
             breaks=[position],
@@ -68,7 +69,10 @@ async def test_continuing_at_every_token_loses_and_repeats_nothing(
             strips_leading_space=strips_leading_space,
         )
         client = await connect(script)
-        stream = client.stream(PROMPT, GREEDY)
+        if chat:
+            stream = client.chat_stream([Message(Role.USER, PROMPT)], GREEDY)
+        else:
+            stream = client.stream(PROMPT, GREEDY)
         answer = await stream.collect()
         assert answer.text == whole, position
         assert list(answer.token_ids) == tokens, position

@@ -117,6 +117,18 @@ async def test_text_held_back_for_a_stop_comes_at_the_end(tmp_path: Path) -> Non
         assert result.reasons == {0: FinishReason.EOS}
 
 
+@pytest.mark.parametrize(("continues_text", "text"), [(True, " a b"), (False, "a b")])
+async def test_a_completion_keeps_the_space_in_front(
+    tmp_path: Path, continues_text: bool, text: str
+) -> None:
+    """SentencePiece: a space begins every word, and is no part of a text that begins with it."""
+    tokenizer, prompt = words(" a", " b")
+    tokenizer.strips_leading_space = True
+    async with running_front(tmp_path, tokenizer=tokenizer) as (front, _):
+        result = await collect(await front.generate(call(prompt, continues_text=continues_text)))
+        assert result.text == text
+
+
 async def test_an_unfinished_character_is_flushed_once(tmp_path: Path) -> None:
     async with running_front(tmp_path) as (front, _):
         result = await collect(await front.generate(call(say("a🙂"), max_tokens=3)))

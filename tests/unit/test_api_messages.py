@@ -26,7 +26,7 @@ USER = pb.ChatMessage(role=pb.ROLE_USER, content="hi")
 
 def paths(conversation: pb.Conversation) -> list[str]:
     with pytest.raises(InvalidRequest) as caught:
-        check_conversation(conversation)
+        check_conversation(conversation, max_messages=4096)
     return [violation.path for violation in caught.value.violations]
 
 
@@ -45,7 +45,8 @@ def test_a_conversation_is_taken_over() -> None:
             tools_json='[{"type": "function"}]',
             template_kwargs_json='{"thinking": true}',
             continue_final_message=True,
-        )
+        ),
+        max_messages=4,
     )
     assert checked.messages == [
         ChatMessage("system", "s"),
@@ -56,6 +57,11 @@ def test_a_conversation_is_taken_over() -> None:
     assert checked.tools == [{"type": "function"}]
     assert checked.template_kwargs == {"thinking": True}
     assert checked.continue_final_message
+
+
+def test_the_server_may_allow_fewer_messages() -> None:
+    with pytest.raises(InvalidRequest):
+        check_conversation(pb.Conversation(messages=[USER] * 5), max_messages=4)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from service.client.resume import (
     Seam,
     can_continue,
     continued_options,
-    lead_text,
 )
 
 
@@ -94,6 +93,7 @@ def test_what_would_not_be_exact_does_not_continue(options: GenerationOptions) -
 def test_nothing_or_all_received_does_not_continue() -> None:
     assert not can_continue(GREEDY, {})
     assert not can_continue(GREEDY, received(tokens=0))
+    assert not can_continue(GREEDY, {0: Received([], [1])})
     assert not can_continue(GREEDY, received(finished=True))
 
 
@@ -102,19 +102,6 @@ def test_limits_shrink_by_what_was_received() -> None:
     assert (options.max_tokens, options.min_tokens, options.seed) == (4, 0, 3)
     assert continued_options(GREEDY.replace(min_tokens=9), 6).min_tokens == 3
     assert continued_options(GREEDY, 6).max_tokens is None
-
-
-@pytest.mark.parametrize(
-    ("truth", "fresh", "lead"),
-    [(" dog", " dog", ""), (" dog", "dog", " "), ("dog", "dog", ""), ("  x", " x", " ")],
-)
-def test_the_space_that_a_decoder_drops_comes_back(truth: str, fresh: str, lead: str) -> None:
-    assert lead_text(truth, fresh) == lead
-
-
-def test_a_seam_that_cannot_be_joined_is_no_guess() -> None:
-    with pytest.raises(Diverged):
-        lead_text("cat", "dog")
 
 
 def test_received_chunks_add_up() -> None:

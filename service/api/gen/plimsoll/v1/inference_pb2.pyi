@@ -962,7 +962,7 @@ class Conversation(_message.Message):
     """Continue the last assistant message instead of starting a new one."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """Messages, oldest first, at least one, at most 4096."""
+        """Messages, oldest first, at least one, at most 4096 (servers may allow fewer)."""
 
     def __init__(
         self,
