@@ -8,18 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcache import Arena, KVDtype, KVLayout
+from kvcache.errors import ArenaError
 from service.config import EngineSettings
 from service.engine.errors import StartError
 from service.engine.host import available_memory_bytes, usable_cores
 from service.engine.messages import Loading
 from service.engine.openmp import wait_politely
 from service.engine.runner import Runner, StepBatch
-from service.models.config import ModelConfig, load_model_config
+from service.engine.sizing import context_tokens, pool_blocks
+from service.models.config import load_model_config
 from service.models.source import resolve_model
 
-# The pool when neither kv_blocks nor kv_memory_bytes is set.
-_DEFAULT_POOL_SHARE = 0.25
-_DEFAULT_POOL_BYTES = 1 << 30
 # `packed_weights = auto`: the second copy of the weights may take this share of free memory.
 _PACKED_SHARE = 0.5
 
@@ -54,8 +53,9 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
     layout = KVLayout(
         config.layers, config.kv_heads, config.head_dim, settings.block_tokens, kv_dtype
     )
-    num_blocks = _pool_blocks(settings, layout) + 1
-    context_tokens = _context_tokens(settings, config, num_blocks - 1)
+    usable_blocks = pool_blocks(settings, layout, available_memory_bytes())
+    max_context_tokens = context_tokens(settings, config, usable_blocks)
+    num_blocks = usable_blocks + 1
 
     wait_politely()
     progress(Loading("import", 0, 0, "modules"))
@@ -64,9 +64,9 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
     from service.models.torch_linear import choose_linear_mode
 
     checkpoint = open_checkpoint(source, config)
-    progress(Loading("kv pool", 0, num_blocks - 1, "blocks"))
-    arena = Arena(layout, num_blocks)
-    progress(Loading("kv pool", num_blocks - 1, num_blocks - 1, "blocks"))
+    progress(Loading("kv pool", 0, usable_blocks, "blocks"))
+    arena = _allocate(layout, num_blocks)
+    progress(Loading("kv pool", usable_blocks, usable_blocks, "blocks"))
     options = RunnerOptions(
         weights_dtype=weights_dtype,
         mode=choose_linear_mode(
@@ -75,7 +75,7 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
             packed_bytes=4 * config.parameters,
             limit_bytes=int(_PACKED_SHARE * available_memory_bytes()),
         ),
-        context_tokens=context_tokens,
+        context_tokens=max_context_tokens,
         threads=settings.threads or usable_cores(),
     )
     runner = TorchRunner(
@@ -93,7 +93,7 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
         layout=layout,
         arena=arena,
         num_blocks=num_blocks,
-        max_context_tokens=context_tokens,
+        max_context_tokens=max_context_tokens,
         vocab_size=config.vocab_size,
         model_version=checkpoint.version(),
         weights_dtype=weights_dtype,
@@ -103,36 +103,11 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
     )
 
 
-def _pool_blocks(settings: EngineSettings, layout: KVLayout) -> int:
-    """Usable blocks of the pool, the null block left out."""
-    if settings.kv_blocks is not None:
-        return settings.kv_blocks
-    pool_bytes = settings.kv_memory_bytes
-    if pool_bytes is None:
-        pool_bytes = min(int(_DEFAULT_POOL_SHARE * available_memory_bytes()), _DEFAULT_POOL_BYTES)
-    blocks = pool_bytes // layout.block_bytes - 1
-    if blocks < 1:
-        raise StartError(
-            f"kv_memory_bytes = {pool_bytes}: a pool of this model needs at least "
-            f"{2 * layout.block_bytes} bytes (two blocks of {layout.block_tokens} tokens)"
-        )
-    return blocks
-
-
-def _context_tokens(settings: EngineSettings, config: ModelConfig, pool_blocks: int) -> int:
-    """The longest context that the setting, the model and the pool allow."""
-    wanted = settings.max_context_tokens
-    if wanted is not None and wanted > config.context_tokens:
-        raise StartError(
-            f"max_context_tokens = {wanted}: the model's limit is {config.context_tokens}"
-        )
-    pool_tokens = pool_blocks * settings.block_tokens
-    if wanted is not None and wanted > pool_tokens:
-        raise StartError(
-            f"max_context_tokens = {wanted}: the KV pool of {pool_blocks} blocks holds "
-            f"{pool_tokens} tokens"
-        )
-    return wanted or min(config.context_tokens, pool_tokens)
+def _allocate(layout: KVLayout, num_blocks: int) -> Arena:
+    try:
+        return Arena(layout, num_blocks)
+    except ArenaError as error:
+        raise StartError(str(error)) from error
 
 
 def _make_token(runner: Runner, token_id: int) -> None:
