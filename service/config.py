@@ -224,7 +224,9 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         Annotated[
             str,
             _about(
-                "Model", "Name that clients use; unset: alias, folder or file name.", min_length=1
+                "Model",
+                "Name that clients use; unset: alias, folder name, or file name without .gguf.",
+                min_length=1,
             ),
         ]
         | None

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from service.cli.failure import CommandError
 from service.config import ServeSettings
+from service.models.source import model_name
 from service.settings import load_settings, settings_flags, settings_parser
 
 if TYPE_CHECKING:
@@ -47,8 +48,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
-    # The engine is started by exec; grpc's fork handlers would only log that they did nothing.
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     # Slow imports, after the settings are known to be right.
     from service.api.ports import BindError
     from service.api.server import run as run_server
@@ -58,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     from service.models.errors import ModelFileError
 
     ready_file: Path | None = arguments.ready_file
-    with LoadingDisplay(settings.engine.model) as display:
+    with LoadingDisplay(_served_name(settings)) as display:
         # sys.stderr is the display's now, so that records appear above the bar …
         configure_logging(settings.log_level, settings.log_format)
 
@@ -88,9 +87,13 @@ def _settings(arguments: argparse.Namespace) -> ServeSettings:
         raise CommandError(str(error), 2) from error
 
 
+def _served_name(settings: ServeSettings) -> str:
+    return settings.served_model_name or model_name(settings.engine.model)
+
+
 def _announce(settings: ServeSettings, addresses: Addresses) -> None:
     print(
-        f"serving {settings.served_model_name or settings.engine.model}\n"
+        f"serving {_served_name(settings)}\n"
         f"  inference  {addresses.inference}\n"
         f"  admin      {addresses.admin}",
         file=sys.stderr,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from service.config import ServeSettings
 from service.engine.messages import EngineStats, Ready, SamplingParams
 from service.front.pressure import PressureLevel
+from service.models.source import model_name
 
 if TYPE_CHECKING:
     from service.tokenizer.tokenizer import Tokenizer
@@ -56,7 +56,7 @@ def describe_model(
 ) -> ModelInfo:
     """What a ready engine, the tokenizer and the model's files tell about the model."""
     return ModelInfo(
-        name=settings.served_model_name or Path(settings.engine.model).name,
+        name=settings.served_model_name or model_name(settings.engine.model),
         version=ready.model_version,
         vocab_size=ready.vocab_size,
         max_context_tokens=ready.max_context_tokens,

@@ -29,6 +29,16 @@ class ModelSource:
     name: str
 
 
+def model_name(name_or_path: str) -> str:
+    """What a model is called: its alias, or its folder or file without the .gguf."""
+    if name_or_path in _PACKAGED_MODELS:
+        return name_or_path
+    path = Path(name_or_path).expanduser()
+    if path.name in ("", ".."):  # `.` and the like have no name of their own
+        path = path.resolve()
+    return path.stem if path.suffix.lower() == ".gguf" else path.name
+
+
 def resolve_model(name_or_path: str) -> ModelSource:
     """Answers where the model is; the alias of a packaged model wins over a path.
 
@@ -38,13 +48,14 @@ def resolve_model(name_or_path: str) -> ModelSource:
     package = _PACKAGED_MODELS.get(name_or_path)
     if package is not None:
         return _packaged(name_or_path, package)
+    name = model_name(name_or_path)
     path = Path(name_or_path).expanduser()
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelFileError(path, "model", name_or_path, "a model file must be a .gguf file")
-        return ModelSource(ModelKind.GGUF, path, path.stem)
+        return ModelSource(ModelKind.GGUF, path, name)
     if path.is_dir():
-        return _from_folder(path, path.resolve().name)
+        return _from_folder(path, name)
     aliases = ", ".join(sorted(_PACKAGED_MODELS))
     raise ModelFileError(
         path, "model", name_or_path, f"no such file or folder, and no alias (aliases: {aliases})"

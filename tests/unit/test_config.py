@@ -174,7 +174,7 @@ def test_flags_in_help_and_negation(capsys: pytest.CaptureFixture[str]) -> None:
         ("kv_memory_bytes", "(bytes; at least 1MiB)"),
         ("keepalive_seconds", "(seconds; 1 to 7200; default 20)"),
         ("reflection", "(default true)"),
-        ("served_model_name", "name."),
+        ("served_model_name", "without .gguf."),
     ],
 )
 def test_help_shows_unit_range_and_default_as_they_can_be_given(name: str, facts: str) -> None:

@@ -13,7 +13,7 @@ from gguf import GGUFWriter
 from service.models.config import Architecture, config_from_gguf, config_from_hf
 from service.models.errors import ModelFileError
 from service.models.gguf_metadata import read_gguf_header, read_gguf_metadata
-from service.models.source import ModelKind, resolve_model
+from service.models.source import ModelKind, model_name, resolve_model
 
 LLAMA = {
     "model_type": "llama",
@@ -196,6 +196,32 @@ def test_config_that_is_no_object_is_refused(content: bytes, tmp_path: Path) -> 
         config_from_hf(tmp_path / "config.json")
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("smollm2-135m", "smollm2-135m"),
+        ("models/Qwen3-0.6B", "Qwen3-0.6B"),
+        ("models/Qwen3-0.6B/", "Qwen3-0.6B"),
+        ("models/tiny.Q4_K.gguf", "tiny.Q4_K"),
+        ("~/TINY.GGUF", "TINY"),
+    ],
+)
+def test_names(model: str, name: str) -> None:
+    assert model_name(model) == name
+
+
+def test_the_folder_one_stands_in_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "my-model"
+    (folder / "part").mkdir(parents=True)
+    write_config(folder, LLAMA)
+    monkeypatch.chdir(folder)
+    assert resolve_model(".").name == "my-model"
+    monkeypatch.chdir(folder / "part")
+    assert resolve_model("..").name == "my-model"
+
+
 def test_sources(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="aliases: smollm2-135m"):
         resolve_model("no-such-model")
@@ -203,6 +229,7 @@ def test_sources(tmp_path: Path) -> None:
         resolve_model(str(tmp_path))
     gguf = write_gguf(tmp_path / "m.gguf")
     assert resolve_model(str(gguf)).kind is ModelKind.GGUF
+    assert resolve_model(str(gguf)).name == "m"
     assert resolve_model(str(tmp_path)).path == gguf
     write_config(tmp_path, LLAMA)
     assert resolve_model(str(tmp_path)).kind is ModelKind.HF_FOLDER
