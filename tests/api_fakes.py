@@ -172,7 +172,8 @@ class FakeFront:
     async def drain(self, grace_seconds: float | None) -> DrainResult:
         self.log.append(f"drain {grace_seconds}")
         self.states.set(FrontState.DRAINING)
-        await self.drain_gate.wait()
+        if grace_seconds != 0:
+            await self.drain_gate.wait()
         self.log.append("drained")
         return DrainResult(completed=3, aborted=1)
 

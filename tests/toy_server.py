@@ -59,7 +59,7 @@ async def main(arguments: argparse.Namespace) -> None:
         admin_port=0,
         allow_ignore_eos=not arguments.no_ignore_eos,
         max_waiting_requests=arguments.max_waiting_requests,
-        grace_seconds=0.0,
+        grace_seconds=arguments.grace_seconds,
     )
     front = Front(settings, engine_command=ENGINE_COMMAND, tokenizer=ToyTokenizer())  # type: ignore[arg-type]
     signals = StopSignals()
@@ -113,5 +113,6 @@ if __name__ == "__main__":
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--kv-blocks", type=int, default=512)
     parser.add_argument("--max-waiting-requests", type=int, default=64)
+    parser.add_argument("--grace-seconds", type=float, default=0.0)
     parser.add_argument("--no-ignore-eos", action="store_true")
     uvloop.run(main(parser.parse_args()))

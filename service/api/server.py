@@ -156,6 +156,7 @@ async def _drain(front: Front, ports: Ports, settings: ServeSettings, signals: S
     else:
         drained.cancel()
         _log.warning("drain cut short by a second signal", calls=len(ports.in_flight))
+        await front.drain(0.0)  # so that clients learn why, and that another replica may help
 
 
 async def _drain_in_time(front: Front, settings: ServeSettings) -> DrainResult:
