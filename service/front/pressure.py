@@ -17,8 +17,8 @@ class PressureLevel(enum.IntEnum):
 
     NORMAL = 1  # free and evictable blocks are plenty
     ELEVATED = 2  # the pool fills up
-    HIGH = 3  # requests are preempted or wait for blocks
-    CRITICAL = 4  # new requests are refused
+    HIGH = 3  # requests are preempted, or hold nearly all blocks
+    CRITICAL = 4  # the queue is full: new requests are refused
 
 
 @dataclass(frozen=True, slots=True)

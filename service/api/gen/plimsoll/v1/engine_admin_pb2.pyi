@@ -30,11 +30,13 @@ class _PressureLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pressur
     PRESSURE_LEVEL_NORMAL: _PressureLevel.ValueType  # 1
     """Free blocks are plenty."""
     PRESSURE_LEVEL_ELEVATED: _PressureLevel.ValueType  # 2
-    """Cached blocks are being evicted to admit requests."""
+    """Requests hold a large share of the blocks (pressure_elevated_share)."""
     PRESSURE_LEVEL_HIGH: _PressureLevel.ValueType  # 3
-    """Running requests are preempted or new ones wait for blocks."""
+    """Requests were preempted and wait for blocks, or hold nearly all of them
+    (pressure_high_share).
+    """
     PRESSURE_LEVEL_CRITICAL: _PressureLevel.ValueType  # 4
-    """New requests are refused with RESOURCE_EXHAUSTED."""
+    """The queue is full: new requests are refused with RESOURCE_EXHAUSTED."""
 
 class PressureLevel(_PressureLevel, metaclass=_PressureLevelEnumTypeWrapper):
     """Pressure level of the KV cache."""
@@ -44,11 +46,13 @@ PRESSURE_LEVEL_UNSPECIFIED: PressureLevel.ValueType  # 0
 PRESSURE_LEVEL_NORMAL: PressureLevel.ValueType  # 1
 """Free blocks are plenty."""
 PRESSURE_LEVEL_ELEVATED: PressureLevel.ValueType  # 2
-"""Cached blocks are being evicted to admit requests."""
+"""Requests hold a large share of the blocks (pressure_elevated_share)."""
 PRESSURE_LEVEL_HIGH: PressureLevel.ValueType  # 3
-"""Running requests are preempted or new ones wait for blocks."""
+"""Requests were preempted and wait for blocks, or hold nearly all of them
+(pressure_high_share).
+"""
 PRESSURE_LEVEL_CRITICAL: PressureLevel.ValueType  # 4
-"""New requests are refused with RESOURCE_EXHAUSTED."""
+"""The queue is full: new requests are refused with RESOURCE_EXHAUSTED."""
 Global___PressureLevel: _TypeAlias = PressureLevel  # noqa: Y015
 
 @_typing.final
@@ -157,7 +161,7 @@ class GetStatsResponse(_message.Message):
     evictions_total: _builtins.int
     """Cached blocks evicted since the start."""
     rejections_total: _builtins.int
-    """Requests refused for pressure since the start."""
+    """Requests refused at admission since the start, whatever the reason."""
     steps_total: _builtins.int
     """Engine steps since the start."""
     completion_tokens_total: _builtins.int
