@@ -18,8 +18,6 @@ from service.engine.policy import (
 )
 from service.engine.request import Sequence
 
-NONE = range(0)
-
 
 @given(
     tokens=st.integers(0, 100),
