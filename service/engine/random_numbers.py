@@ -1,4 +1,4 @@
-"""Random numbers by counter: the number of token n depends on (seed, n) alone.
+"""Random numbers by counter: those of token n depend on (seed, n) alone.
 
 Nothing is carried from token to token, so neither batch neighbours nor preemption nor an
 engine restart can change what a sequence draws. The generator is Philox-4x64-10 (Salmon
@@ -13,8 +13,10 @@ _WORD = (1 << 64) - 1
 _MANTISSA_BITS = 53
 
 
-def uniform(seed: int, token_index: int) -> float:
-    """The random number in [0, 1) of output token `token_index` under `seed`, 53 bits."""
-    generator = np.random.Philox(key=seed & _WORD, counter=token_index)
-    word = int(generator.random_raw())
-    return float(word >> (64 - _MANTISSA_BITS)) * 2.0**-_MANTISSA_BITS
+def uniforms(seed: int, token_index: int, count: int) -> list[float]:
+    """The random numbers in [0, 1) of output token `token_index` under `seed`, 53 bits each."""
+    # The lowest word of the counter belongs to the numbers of one token.
+    generator = np.random.Philox(key=seed & _WORD, counter=token_index << 64)
+    words = generator.random_raw(count) >> np.uint64(64 - _MANTISSA_BITS)
+    numbers: list[float] = (words * 2.0**-_MANTISSA_BITS).tolist()
+    return numbers

@@ -8,8 +8,8 @@ Order of operations, the same for every sequence:
 3. temperature: at `GREEDY_TEMPERATURE` and below the largest logit wins, the lower id in a
    tie, and nothing below matters; above it logits are divided by the temperature;
 4. top-k, top-p, min-p (`truncation`);
-5. one random number of (seed, token index) picks by inversion of the cumulative weights,
-   added up in order of token ids.
+5. random numbers that depend on (seed, token index) alone choose one of what is left
+   (`draw`).
 
 Every row is computed by itself, so that batch neighbours cannot change one bit of it.
 """
@@ -23,15 +23,14 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from service.engine.draw import draw, levels
 from service.engine.messages import SamplingParams, SequenceSpec, TokenLogprob
 from service.engine.penalties import LogitAdjuster
-from service.engine.random_numbers import uniform
+from service.engine.random_numbers import uniforms
 from service.engine.truncation import surviving_ids, top_ids
 
 GREEDY_TEMPERATURE = 1e-4
 """Below it the most likely token has all the weight that 32-bit logits can express."""
-
-_CDF_BLOCK = 256
 
 Row: TypeAlias = NDArray[np.float32]
 
@@ -106,32 +105,20 @@ def _choose(logits: Row, state: SamplerState, greedy_id: int) -> int:
         return greedy_id
     with np.errstate(over="ignore"):  # -inf is right: such a token has no weight
         scaled = (logits - logits[greedy_id]) / np.float32(state.params.temperature)
-    return _draw(scaled, state.params, uniform(state.params.seed, state.token_index))
+    weights = _truncated(np.exp(scaled), state.params)
+    numbers = uniforms(state.params.seed, state.token_index, levels(len(weights)))
+    return draw(weights, numbers)
 
 
-def _draw(scaled: Row, params: SamplingParams, random_number: float) -> int:
-    weights = np.exp(scaled)
-    keeps_all = params.top_k == 0 or params.top_k >= len(scaled)
-    if keeps_all and params.top_p >= 1.0 and params.min_p <= 0.0:
-        return invert_cdf(weights, random_number)
-    ids = surviving_ids(weights, params.top_k, params.top_p, params.min_p)
-    return int(ids[invert_cdf(weights[ids], random_number)])
+def _truncated(weights: Row, params: SamplingParams) -> Row:
+    """The weights [V] with 0 for every token that the truncations drop.
 
-
-def invert_cdf(weights: Row, random_number: float) -> int:
-    """The first index whose cumulative weight exceeds `random_number` of the total.
-
-    Two levels: sums of blocks find the block, sums inside it find the index.
+    Tokens keep their places, so that one that is in or out by a hair moves no other one.
     """
-    starts = np.arange(0, len(weights), _CDF_BLOCK)
-    ends = np.add.reduceat(weights.astype(np.float64), starts).cumsum()
-    # Rounding may lift the product to the total itself, which no cumulative weight exceeds.
-    target = min(random_number * ends[-1], np.nextafter(ends[-1], 0.0))
-    block = int(np.searchsorted(ends, target, side="right"))
-    before = ends[block - 1] if block else 0.0
-    start = int(starts[block])
-    inside = weights[start : start + _CDF_BLOCK].cumsum(dtype=np.float64) + before
-    at = int(np.searchsorted(inside, target, side="right"))
-    if at == len(inside):  # the two levels round differently: the last token with weight
-        at = int(np.flatnonzero(weights[start : start + _CDF_BLOCK])[-1])
-    return start + at
+    keeps_all = params.top_k == 0 or params.top_k >= len(weights)
+    if keeps_all and params.top_p >= 1.0 and params.min_p <= 0.0:
+        return weights
+    ids = surviving_ids(weights, params.top_k, params.top_p, params.min_p)
+    kept = np.zeros_like(weights)
+    kept[ids] = weights[ids]
+    return kept

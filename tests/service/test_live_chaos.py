@@ -50,7 +50,7 @@ async def stats(server: LiveServer) -> engine_admin_pb2.GetStatsResponse:
 
 def assert_conserved(seen: engine_admin_pb2.GetStatsResponse) -> None:
     blocks = seen.blocks
-    assert blocks.free + blocks.cached + blocks.active == blocks.total
+    assert blocks.free + blocks.cached + blocks.active + blocks.reserved == blocks.total, seen
 
 
 async def assert_drains_to_nothing(server: LiveServer) -> None:
@@ -59,7 +59,8 @@ async def assert_drains_to_nothing(server: LiveServer) -> None:
     while True:
         seen = await stats(server)
         assert_conserved(seen)
-        if not (seen.blocks.active or seen.running_requests or seen.waiting_requests):
+        blocks = seen.blocks.active + seen.blocks.reserved
+        if not (blocks or seen.running_requests or seen.waiting_requests):
             return
         assert time.monotonic() < give_up, f"still in use: {seen}"
         await asyncio.sleep(0.1)

@@ -10,8 +10,10 @@ from engine_fakes import spec_of
 
 from service.engine.messages import SamplingParams
 from service.engine.penalties import TokenCounts
-from service.engine.random_numbers import uniform
-from service.engine.sampler import SamplerState, invert_cdf, sample, token_logprob, unusable_logits
+from service.engine.draw import draw as draw_index
+from service.engine.draw import levels
+from service.engine.random_numbers import uniforms
+from service.engine.sampler import SamplerState, sample, token_logprob, unusable_logits
 from service.engine.truncation import top_ids
 
 
@@ -124,20 +126,36 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
     assert together == reversed_ == alone
 
 
-def test_random_number_depends_on_seed_and_index_alone() -> None:
-    numbers = [uniform(5, index) for index in range(1000)]
-    assert numbers[700] == uniform(5, 700)
-    assert uniform(6, 700) != numbers[700]
-    assert len(set(numbers)) == 1000
-    assert 0.45 < float(np.mean(numbers)) < 0.55
-    assert all(0.0 <= number < 1.0 for number in numbers)
-    assert uniform(2**64 - 1, 0) != uniform(2**63 - 1, 0)
+def test_random_numbers_depend_on_seed_and_index_alone() -> None:
+    numbers = [uniforms(5, index, 16) for index in range(1000)]
+    assert numbers[700] == uniforms(5, 700, 16)
+    assert numbers[700][:5] == uniforms(5, 700, 5)
+    assert uniforms(6, 700, 16) != numbers[700]
+    flat = [number for row in numbers for number in row]
+    assert len(set(flat)) == 16_000, "tokens share no number"
+    assert 0.49 < float(np.mean(flat)) < 0.51
+    assert all(0.0 <= number < 1.0 for number in flat)
+    assert uniforms(2**64 - 1, 0, 1) != uniforms(2**63 - 1, 0, 1)
 
 
 def test_the_stream_of_random_numbers_never_changes() -> None:
     # A resumed stream must draw the same numbers under a newer build.
-    pinned = [0.8201981478608876, 0.36812845090913937, 0.8767979674463799]
-    assert [uniform(42, index) for index in range(3)] == pinned
+    pinned = [[0.8201981478608876, 0.18924562408645496], [0.20650309990981752, 0.23936640288607913]]
+    assert [uniforms(42, index, 2) for index in range(2)] == pinned
+
+
+def test_a_little_noise_in_the_logits_seldom_changes_the_token() -> None:
+    """Logits of another batch shape differ in their last bits: the stream should not."""
+    noise = np.random.default_rng(1)
+    logits = noise.normal(0, 2, 49152).astype(np.float32)
+    params = SamplingParams(temperature=1.0, seed=7)
+    clean, noisy = (SamplerState(spec_of(1, prompt=[0], sampling=params)) for _ in range(2))
+    changed = 0
+    for _ in range(1000):
+        other = logits + noise.normal(0, 1e-4, len(logits)).astype(np.float32)
+        ((one,), (two,)) = sample(logits[None], [clean]), sample(other[None], [noisy])
+        changed += one != two
+    assert changed <= 3
 
 
 def test_state_resumed_with_output_goes_on_as_if_never_interrupted() -> None:
@@ -195,5 +213,16 @@ def test_token_counts_grow_past_their_first_room() -> None:
 def test_tokens_without_weight_are_never_drawn_not_even_at_the_ends() -> None:
     weights = np.zeros(700, np.float32)
     weights[[300, 650]] = [1.0, 3.0]
-    drawn = [invert_cdf(weights, number) for number in (0.0, 0.24, 0.25, 0.26, 1 - 2**-53)]
+    rest = [0.5] * (levels(len(weights)) - 1)
+    numbers = (0.0, 0.24, 0.25, 0.26, 1 - 2**-53)
+    drawn = [draw_index(weights, [number, *rest]) for number in numbers]
     assert drawn == [300, 300, 650, 650, 650]
+
+
+@pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 700, 49152])
+@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
+def test_the_only_token_with_weight_is_always_drawn(size: int, number: float) -> None:
+    for index in {0, size // 2, size - 1}:
+        weights = np.zeros(size, np.float32)
+        weights[index] = 1e-30
+        assert draw_index(weights, [number] * levels(size)) == index

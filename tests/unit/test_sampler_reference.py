@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.engine.messages import SamplingParams, SequenceSpec
-from service.engine.random_numbers import uniform
+from service.engine.random_numbers import uniforms
 from service.engine.sampler import GREEDY_TEMPERATURE, SamplerState, sample
 
 F64 = NDArray[np.float64]
@@ -79,16 +79,23 @@ PARAMS = st.builds(
 TOKENS = st.lists(st.integers(0, 29), max_size=8)
 
 
-def assert_chosen_by(token_id: int, random_number: float, probabilities: F64) -> None:
-    """The token owns the piece of [0, 1) in which the random number lies.
+def assert_chosen_by(token_id: int, seed: int, token_index: int, probabilities: F64) -> None:
+    """Each number chose the half of the ids in which the token lies, down to the token.
 
-    Pieces lie in order of token ids. At an edge 32-bit and 64-bit arithmetic may differ, so
-    its two neighbours are both right.
+    At an edge 32-bit and 64-bit arithmetic may differ, so that both halves are right.
     """
-    cumulative = np.cumsum(probabilities)
-    below = cumulative[token_id - 1] if token_id else 0.0
     assert probabilities[token_id] > 0
-    assert below - 1e-5 <= random_number <= cumulative[token_id] + 1e-5
+    depth = max(8, (len(probabilities) - 1).bit_length())
+    ids = np.pad(probabilities, (0, 2**depth - len(probabilities)))
+    for number in uniforms(seed, token_index, depth):
+        lower, upper = np.split(ids, 2)
+        share = lower.sum() / ids.sum()
+        if token_id < len(lower):
+            assert number <= share + 1e-5
+            ids = lower
+        else:
+            assert number >= share - 1e-5
+            ids, token_id = upper, token_id - len(lower)
 
 
 @settings(max_examples=250, deadline=None)
@@ -123,8 +130,7 @@ def test_token_is_the_one_of_the_reference(
         assert changed[sampled.token_id] >= changed.max() - 1e-4
     else:
         probabilities = distribution(changed, params)
-        number = uniform(params.seed, len(output))
-        assert_chosen_by(sampled.token_id, number, probabilities)
+        assert_chosen_by(sampled.token_id, params.seed, len(output), probabilities)
     np.testing.assert_array_equal(logits, before)
 
 
@@ -148,8 +154,7 @@ def test_large_vocabularies_agree_with_the_reference(
     state = SamplerState(spec_of(1, prompt=[0], sampling=params))
     for index in range(200):
         (sampled,) = sample(logits[None], [state])
-        number = uniform(params.seed, index)
-        assert_chosen_by(sampled.token_id, number, probabilities)
+        assert_chosen_by(sampled.token_id, params.seed, index, probabilities)
 
 
 @pytest.mark.parametrize(
