@@ -18,6 +18,7 @@ from service.cli.failure import CommandError
 from service.cli.figures import AnswerClock
 from service.cli.remote import add_server_arguments, client_metadata, explain
 from service.cli.sampling import add_sampling_arguments, options_from
+from service.cli.values import utf8_text
 from service.client import (
     GenerationOptions,
     GenerationStream,
@@ -42,7 +43,9 @@ _COMMANDS = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--system", metavar="TEXT", default="", help="instructions to begin with")
+    parser.add_argument(
+        "--system", type=utf8_text, metavar="TEXT", default="", help="instructions to begin with"
+    )
     parser.add_argument("-q", "--quiet", action="store_true", help="no figures after an answer")
     add_sampling_arguments(parser, max_tokens=1024)
     add_server_arguments(parser)
@@ -105,6 +108,8 @@ class _Chat:
         while True:
             try:
                 return input(_PROMPT if self._is_terminal else "")
+            except UnicodeDecodeError as error:
+                raise CommandError(f"stdin is not valid UTF-8: {error}") from error
             except EOFError:
                 if self._is_terminal:
                     print()

@@ -15,7 +15,7 @@ from service.cli.failure import CommandError
 from service.cli.figures import AnswerClock
 from service.cli.remote import add_server_arguments, ask
 from service.cli.sampling import add_sampling_arguments, options_from
-from service.cli.values import whole
+from service.cli.values import read_prompt, utf8_text, whole
 from service.client import Candidate, Generation, GenerationStream, Message, PlimsollClient, Role
 
 EXAMPLES = """\
@@ -28,11 +28,13 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", help='the prompt; "-" reads it from stdin')
+    parser.add_argument("prompt", type=utf8_text, help='the prompt; "-" reads it from stdin')
     parser.add_argument(
         "-c", "--chat", action="store_true", help="answer the prompt instead of continuing it"
     )
-    parser.add_argument("--system", metavar="TEXT", help="instructions; implies --chat")
+    parser.add_argument(
+        "--system", type=utf8_text, metavar="TEXT", help="instructions; implies --chat"
+    )
     parser.add_argument(
         "-n",
         "--candidates",
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    prompt = sys.stdin.read() if arguments.prompt == "-" else arguments.prompt
+    prompt = read_prompt(arguments.prompt)
     if not prompt:
         raise CommandError("the prompt is empty", 2)
     ask(arguments, lambda client: _answer(client, prompt, arguments))

@@ -11,7 +11,7 @@ from typing import TypeVar
 import grpc
 
 from service.cli.failure import CommandError
-from service.cli.values import positive
+from service.cli.values import positive, printable_ascii
 from service.client import (
     DEFAULT_ADMIN_TARGET,
     DEFAULT_TARGET,
@@ -35,7 +35,9 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         default=os.environ.get(SERVER_VARIABLE) or DEFAULT_TARGET,
         help=f"server to ask (default: {SERVER_VARIABLE} or {DEFAULT_TARGET})",
     )
-    group.add_argument("--tenant", metavar="NAME", help="tenant to ask as (default: none)")
+    group.add_argument(
+        "--tenant", type=printable_ascii, metavar="NAME", help="tenant to ask as (default: none)"
+    )
     group.add_argument(
         "--timeout",
         metavar="SECONDS",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from service.cli.values import number, whole
+from service.cli.values import UINT64_MAX, number, utf8_text, whole
 from service.client import GenerationOptions
 
 
@@ -43,23 +43,26 @@ def add_sampling_arguments(parser: argparse.ArgumentParser, max_tokens: int | No
         help="drop tokens less likely than P times the likeliest",
     )
     group.add_argument(
-        "--repetition-penalty", type=number(0, 2), metavar="R", help="1 is none; 0 to 2"
+        "--repetition-penalty", type=number(0.01, 2), metavar="R", help="1 is none; 0.01 to 2"
     )
     group.add_argument("--presence-penalty", type=number(-2, 2), metavar="P", help="-2 to 2")
     group.add_argument("--frequency-penalty", type=number(-2, 2), metavar="P", help="-2 to 2")
-    group.add_argument("--seed", type=whole(0), help="same seed, same answer (default: drawn)")
+    group.add_argument(
+        "--seed", type=whole(0, UINT64_MAX), help="same seed, same answer (default: drawn)"
+    )
     group.add_argument(
         "--stop",
         action="append",
+        type=utf8_text,
         default=[],
         metavar="TEXT",
         help="stop before this text appears; may be given several times",
     )
     group.add_argument(
         "--time-limit",
-        type=number(0),
+        type=number(0, 86400),
         metavar="SECONDS",
-        help="end the answer after this time and keep what there is",
+        help="end the answer after this time, at most a day, and keep what there is",
     )
 
 

@@ -10,6 +10,7 @@ import json
 import sys
 
 from service.cli.remote import add_server_arguments, ask
+from service.cli.values import read_prompt, utf8_text
 from service.client import Message, PlimsollClient, Role, Tokenization
 
 EXAMPLES = """\
@@ -20,18 +21,18 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", help='the text; "-" reads it from stdin')
+    parser.add_argument("text", type=utf8_text, help='the text; "-" reads it from stdin')
     parser.add_argument("-c", "--chat", action="store_true", help="through the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_server_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    text = sys.stdin.read() if arguments.text == "-" else arguments.text
+    prompt = read_prompt(arguments.text)
 
     async def work(client: PlimsollClient) -> Tokenization:
-        prompt = [Message(Role.USER, text)] if arguments.chat else text
-        return await client.tokenize(prompt, timeout_seconds=arguments.timeout)
+        asked = [Message(Role.USER, prompt)] if arguments.chat else prompt
+        return await client.tokenize(asked, timeout_seconds=arguments.timeout)
 
     answer = ask(arguments, work)
     if arguments.json:

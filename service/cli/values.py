@@ -1,14 +1,22 @@
-"""Argument types: they check bounds and say what is wrong in words."""
+"""Argument types: they check bounds and say what is wrong in words.
+
+The bounds are those of the API's fields, so that a mistake is told before a server is asked.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable
 
+from service.cli.failure import CommandError
 
-def whole(minimum: int) -> Callable[[str], int]:
-    """An integer of at least `minimum`."""
+UINT32_MAX, UINT64_MAX = 2**32 - 1, 2**64 - 1
+
+
+def whole(minimum: int, maximum: int = UINT32_MAX) -> Callable[[str], int]:
+    """An integer in [minimum, maximum]."""
 
     def parse(text: str) -> int:
         try:
@@ -17,6 +25,8 @@ def whole(minimum: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
         if value < minimum:
             raise argparse.ArgumentTypeError(f"{value} is less than {minimum}")
+        if value > maximum:
+            raise argparse.ArgumentTypeError(f"{value} is more than {maximum}")
         return value
 
     return parse
@@ -43,3 +53,29 @@ def positive(text: str) -> float:
     if value == 0:
         raise argparse.ArgumentTypeError("must be more than 0")
     return value
+
+
+def utf8_text(value: str) -> str:
+    """Text that can be sent: bytes of the command line that are not UTF-8 cannot."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"{value!a} is not valid UTF-8") from None
+    return value
+
+
+def printable_ascii(value: str) -> str:
+    """Text that fits a header of a call."""
+    if not (value.isascii() and value.isprintable()):
+        raise argparse.ArgumentTypeError(f"{value!a} is not printable ASCII")
+    return value
+
+
+def read_prompt(argument: str) -> str:
+    """The argument itself, or all of stdin for "-"."""
+    if argument != "-":
+        return argument
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise CommandError(f"stdin is not valid UTF-8: {error}") from error
