@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvcache.replay.trace import numbered_lines
 from service.bench.workload import WorkloadError
 
 
@@ -24,7 +25,7 @@ def read_prompts(path: Path) -> list[str]:
     if kind not in (".txt", ".jsonl"):
         raise WorkloadError(f"{path}: the name must end in .txt or .jsonl, with or without .gz")
     prompts = []
-    for number, line in numbered_lines(path):
+    for number, line in _lines(path):
         if line.strip():
             prompts.append(line.strip() if kind == ".txt" else _from_json(path, number, line))
     if not prompts:
@@ -32,16 +33,10 @@ def read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file, gzipped or not, with their numbers from 1."""
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
     try:
-        with (
-            gzip.open(path, "rt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8") as lines
-        ):
-            yield from enumerate(lines, 1)
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        yield from numbered_lines(path)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise WorkloadError(f"{path}: {error}") from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from service.bench.traces import MOONCAKE_BLOCK_TOKENS
+from kvcache.replay.trace import MOONCAKE_BLOCK_TOKENS
 from service.bench.workload import Lengths, PlannedRequest
 
 

@@ -21,6 +21,7 @@ _COMMANDS = {
     "generate": "continue a text, or answer a question, on a running server",
     "chat": "talk to the model of a running server",
     "bench": "put load on a running server and measure it",
+    "replay": "play a recorded trace through the cache manager, without a model",
     "tokenize": "show the tokens of a text",
     "model": "show what a running server serves, with its limits",
     "stats": "show counters and KV cache use of a running server",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import importlib.util
 import itertools
 import json
 import signal
@@ -33,6 +32,7 @@ from service.bench.table import as_table
 from service.bench.workload import PlannedRequest, WorkloadError
 from service.cli.failure import CommandError
 from service.cli.remote import client_metadata, explain
+from service.cli.result_files import check_result_files
 from service.client import NO_RETRY, GenerationOptions, PlimsollClient, PlimsollError
 
 _DEFAULT_REQUESTS, _DEFAULT_CONCURRENCY = 64, 4
@@ -58,7 +58,9 @@ def run_bench(arguments: argparse.Namespace) -> int:
     Returns:
         0, 1 when no request ended well, 130 after Ctrl-C.
     """
-    _check_outputs(arguments)
+    check_result_files(arguments.json, arguments.plot)
+    if arguments.json_requests and arguments.json is None:
+        raise CommandError("--json-requests needs --json", 2)
     console = Console(stderr=True)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -72,17 +74,6 @@ def run_bench(arguments: argparse.Namespace) -> int:
         console.print("interrupted: these are the figures so far")
         return _EXIT_INTERRUPTED
     return 0 if summary.outcomes[Outcome.OK] else 1
-
-
-def _check_outputs(arguments: argparse.Namespace) -> None:
-    """What would fail after the run should fail before it."""
-    for path in (arguments.json, arguments.plot):
-        if path is not None and not path.parent.is_dir():
-            raise CommandError(f"{path}: there is no folder {path.parent}")
-    if arguments.plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise CommandError("--plot needs matplotlib: pip install 'plimsoll[bench]'")
-    if arguments.json_requests and arguments.json is None:
-        raise CommandError("--json-requests needs --json", 2)
 
 
 async def _run(arguments: argparse.Namespace, console: Console) -> _Run:

@@ -88,10 +88,16 @@ def test_azure_and_mooncake_lengths(tmp_path: Path) -> None:
         ("a,b\n1,2\n", "neither a CSV"),
         ("", "neither a CSV"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n", "no request"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nx,5,many\n", "t:2: GeneratedTokens = 'many'"),
-        ("TIMESTAMP,ContextTokens,GeneratedTokens\nx,5\n", "t:2: GeneratedTokens = None"),
-        ('{"input_length": 5}\n', "t:1: no object"),
-        ('{"input_length": 0, "output_length": 1}\n', "t:1: input_length = 0"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5,many\n",
+            "t:2: GeneratedTokens = 'many'",
+        ),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,5\n",
+            "t:2: GeneratedTokens is missing",
+        ),
+        ('{"timestamp": 0, "input_length": 5}\n', "t:1: output_length is missing"),
+        ('{"timestamp": 0, "input_length": 0, "output_length": 1}\n', "t:1: input_length = 0"),
     ],
 )
 def test_a_bad_trace_is_named(tmp_path: Path, content: str, message: str) -> None:
@@ -149,7 +155,8 @@ def test_equal_leading_blocks_of_a_trace_are_equal_tokens(tmp_path: Path) -> Non
     rows = [(1200, [0, 1, 2]), (1400, [0, 1, 3]), (1200, [9, 1, 2])]
     path.write_text(
         "".join(
-            json.dumps({"input_length": n, "output_length": 4, "hash_ids": ids}) + "\n"
+            json.dumps({"timestamp": 0, "input_length": n, "output_length": 4, "hash_ids": ids})
+            + "\n"
             for n, ids in rows
         )
     )
@@ -166,7 +173,9 @@ def test_equal_leading_blocks_of_a_trace_are_equal_tokens(tmp_path: Path) -> Non
 
 def test_what_does_not_fit_the_context_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\nx,90,11\nx,90,10\nx,5,5\n")
+    at = "2023-11-16 18:17:03.9799600"
+    rows = "".join(f"{at},{sizes}\n" for sizes in ("90,11", "90,10", "5,5"))
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
     requests = planned(WorkloadSpec(trace=path), 3, max_context_tokens=100)
     assert [len(request.prompt) for request in requests] == [90, 5, 90]
     with pytest.raises(WorkloadError, match="the shortest request has 10 tokens, the context 9"):

@@ -14,7 +14,7 @@ from service.cli.loading import LoadingDisplay, amount
 from service.client import Message, Role
 from service.engine.messages import Loading
 
-COMMANDS = ("serve", "generate", "chat", "bench", "tokenize", "model", "stats", "version")
+COMMANDS = ("serve", "generate", "chat", "bench", "replay", "tokenize", "model", "stats", "version")
 
 
 def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,8 @@ def test_help_is_quick_because_it_imports_nothing_heavy() -> None:
 
 def test_the_client_commands_import_no_torch() -> None:
     code = (
-        "import sys, service.cli.bench_run, service.cli.serve, service.cli.chat, service.client;"
+        "import sys, service.cli.bench_run, service.cli.replay_run, service.cli.serve,"
+        "service.cli.chat, service.client;"
         "print('torch' in sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
