@@ -87,7 +87,7 @@ async def measure(address: str, process: psutil.Process, arguments: argparse.Nam
         grown_bytes = process.memory_info().rss - before_bytes
         print(
             f"{len(calls)} idle streams on {len(channels)} connections: "
-            f"{100 * used_seconds / seconds:.2f} % of a core over {seconds:.0f} s, "
+            f"{abs(100 * used_seconds / seconds):.2f} % of a core over {seconds:.0f} s, "
             f"{grown_bytes / len(calls) / 1024:.1f} KiB a stream"
         )
     finally:
