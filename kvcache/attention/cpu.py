@@ -1,19 +1,18 @@
 """Paged attention on a CPU with plain torch operators.
 
 One step is planned once (`CpuAttention.plan`) and then computed layer by layer. Decoding
-sequences are attended in groups: the blocks of a group are gathered into one padded scratch
+sequences are attended in groups: the K and V of a group are gathered into one padded scratch
 buffer, and the query heads that share a key head (GQA) are folded into the query length, so
 that two batched matrix products serve the whole group. A prefill chunk is attended alone.
 The scratch is small enough for the caches of a CPU, is used again for every group and layer,
 and bounds the memory of a step whatever the context.
 
-Slots that no token was written to may hold anything, NaN included: they are set to zero in
-the scratch before any arithmetic, and masked in the scores.
+Slots that no token was written to may hold anything, NaN included, and are never read: a
+shorter sequence of a group is padded with its own first token, masked in the scores.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,21 +28,20 @@ GROUP_TOKENS = 2048
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """The blocks of one or more sequences, padded to a common number of blocks."""
+    """Where the contexts of one or more sequences lie, padded to the longest."""
 
-    block_ids: Tensor  # int64 [sequences * blocks]
-    unwritten_rows: Tensor  # int64, rows (sequence, block, K|V, slot) to set to zero
+    rows: Tensor  # int64 [2 * sequences * tokens], rows of the first layer: all K, then all V
     sequences: int
-    blocks: int  # per sequence
+    tokens: int  # per sequence
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
     """Sequences with one query token each."""
 
-    query_rows: Tensor  # int64 [sequences], flat tokens
+    query_rows: Tensor | slice  # flat tokens; a slice, which copies nothing, where it can be
     gather: Gather
-    score_bias: Tensor | None  # [sequences, 1, 1, tokens], -inf behind the context
+    score_bias: Tensor  # float32 [sequences * kv_heads, 1, tokens], -inf behind the context
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,6 @@ class PrefillChunk:
 
     query_start: int
     query_end: int
-    context_tokens: int
     gather: Gather
     mask: Tensor | None  # bool [queries, context], None: all queries see all, causally
 
@@ -74,9 +71,11 @@ class CpuAttention:
 
         Scores are multiplied by `scale`, 1 / sqrt(head_dim) for the Llama family.
         """
-        self._pool = pool
+        self._pool_dtype = pool.dtype
         _, self._layers, _, self._block_tokens, self._kv_heads, self._head_dim = pool.shape
-        self._slot_rows = pool.view(-1, self._kv_heads * self._head_dim)
+        slot_rows = pool.view(-1, self._kv_heads * self._head_dim)
+        # A row of the first layer means the same slot and K or V in each of these views.
+        self._layer_rows = [slot_rows[2 * self._block_tokens * i :] for i in range(self._layers)]
         self._scale = scale
         self._gathered = torch.empty(0, dtype=pool.dtype)
         self._scratch = torch.empty(0, dtype=torch.float32)
@@ -107,10 +106,10 @@ class CpuAttention:
         )
 
     def write(self, plan: AttentionPlan, layer: int, kv: Tensor) -> None:
-        """Stores K and V, [T, 2, kv_heads, head_dim], in the slots of the step's tokens."""
-        rows = plan.write_rows + layer * 2 * self._block_tokens
-        values = kv.reshape(len(rows), self._slot_rows.shape[1]).to(self._slot_rows.dtype)
-        self._slot_rows.index_copy_(0, rows, values)
+        """Stores K and V, [T, 2 * kv_heads, head_dim], in the slots of the step's tokens."""
+        rows = self._layer_rows[layer]
+        values = kv.to(rows.dtype).reshape(len(plan.write_rows), rows.shape[1])
+        rows.index_copy_(0, plan.write_rows, values)
 
     def attend(self, plan: AttentionPlan, layer: int, query: Tensor) -> Tensor:
         """Answers float32 [T, heads, head_dim] for one layer's queries of that shape and type."""
@@ -124,9 +123,12 @@ class CpuAttention:
 
     # --- planning ------------------------------------------------------------
 
+    def _key_rows(self, block: NDArray[np.int64], offset: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Rows of K in the first layer; those of V are `block_tokens` further."""
+        return block * (self._layers * 2 * self._block_tokens) + offset
+
     def _write_rows(self, slots: NDArray[np.int64]) -> Tensor:
-        block, offset = np.divmod(slots, self._block_tokens)
-        key_rows = block * (self._layers * 2 * self._block_tokens) + offset
+        key_rows = self._key_rows(*np.divmod(slots, self._block_tokens))
         return torch.from_numpy(np.stack([key_rows, key_rows + self._block_tokens], 1).ravel())
 
     def _groups(
@@ -149,14 +151,13 @@ class CpuAttention:
         context_lens: NDArray[np.int32],
         block_tables: NDArray[np.int32],
     ) -> DecodeGroup:
-        gather, unwritten = self._gather(members, context_lens, block_tables)
-        bias = None
-        if len(gather.unwritten_rows):
-            bias = torch.zeros(unwritten.shape, dtype=torch.float32)
-            bias.masked_fill_(torch.from_numpy(unwritten), -math.inf)
-            bias = bias[:, None, None]
-        rows = torch.from_numpy(query_starts[members].astype(np.int64))
-        return DecodeGroup(rows, gather, bias)
+        gather = self._gather(members, context_lens, block_tables)
+        bias = np.zeros((len(members), self._kv_heads, 1, gather.tokens), np.float32)
+        behind = np.arange(gather.tokens) >= context_lens[members, None]
+        np.copyto(bias, -np.inf, where=behind[:, None, None])
+        return DecodeGroup(
+            _rows(query_starts[members]), gather, torch.from_numpy(bias).flatten(0, 1)
+        )
 
     def _prefill_chunk(
         self,
@@ -166,50 +167,35 @@ class CpuAttention:
         block_tables: NDArray[np.int32],
         sequence: int,
     ) -> PrefillChunk:
-        context = int(context_lens[sequence])
-        gather, _ = self._gather(np.array([sequence]), context_lens, block_tables)
-        queries = query_end - query_start
+        gather = self._gather(np.array([sequence]), context_lens, block_tables)
+        context, queries = gather.tokens, query_end - query_start
         mask = None
         if context > queries:
             mask = torch.ones(queries, context, dtype=torch.bool).tril_(context - queries)
-        return PrefillChunk(query_start, query_end, context, gather, mask)
+        return PrefillChunk(query_start, query_end, gather, mask)
 
     def _gather(
         self,
         members: NDArray[np.int64],
         context_lens: NDArray[np.int32],
         block_tables: NDArray[np.int32],
-    ) -> tuple[Gather, NDArray[np.bool_]]:
-        """The blocks of these sequences, and which of their slots [sequences, tokens] are not."""
-        contexts = context_lens[members]
-        blocks = -(-int(contexts.max()) // self._block_tokens)
-        tokens = np.arange(blocks * self._block_tokens)
-        unwritten = tokens >= contexts[:, None]
-        sequence, token = np.nonzero(unwritten)
-        block, slot = np.divmod(token, self._block_tokens)
-        key_rows = (sequence * blocks + block) * 2 * self._block_tokens + slot
-        gather = Gather(
-            block_ids=torch.from_numpy(block_tables[members, :blocks].astype(np.int64).ravel()),
-            unwritten_rows=torch.from_numpy(
-                np.concatenate([key_rows, key_rows + self._block_tokens])
-            ),
-            sequences=len(members),
-            blocks=blocks,
-        )
-        return gather, unwritten
+    ) -> Gather:
+        contexts = context_lens[members, None]
+        tokens = int(contexts.max())
+        places = np.arange(tokens)
+        block, offset = np.divmod(np.where(places < contexts, places, 0), self._block_tokens)
+        key_rows = self._key_rows(block_tables[members[:, None], block].astype(np.int64), offset)
+        rows = np.concatenate([key_rows, key_rows + self._block_tokens], axis=None)
+        return Gather(torch.from_numpy(rows), len(members), tokens)
 
     # --- computing -----------------------------------------------------------
 
     def _decode(self, group: DecodeGroup, layer: int, query: Tensor) -> Tensor:
         keys, values = self._load(group.gather, layer)
         sequences, heads, _ = query.shape
-        tokens = keys.shape[-2]
-        folded = (query * self._scale).view(sequences * self._kv_heads, -1, self._head_dim)
-        keys = keys.view(sequences * self._kv_heads, tokens, self._head_dim)
-        values = values.view(sequences * self._kv_heads, tokens, self._head_dim)
-        scores = torch.bmm(folded, keys.transpose(1, 2))
-        if group.score_bias is not None:
-            scores.view(sequences, self._kv_heads, -1, tokens).add_(group.score_bias)
+        folded = query.reshape(sequences * self._kv_heads, -1, self._head_dim)
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        scores = torch.baddbmm(group.score_bias, folded, keys.transpose(1, 2), alpha=self._scale)
         output = torch.bmm(torch.softmax(scores, dim=-1), values)
         return output.view(sequences, heads, self._head_dim)
 
@@ -217,11 +203,11 @@ class CpuAttention:
         keys, values = self._load(chunk.gather, layer)
         queries, heads, _ = query.shape
         group = heads // self._kv_heads
-        shape = (self._kv_heads, group, chunk.context_tokens, self._head_dim)
+        shape = (self._kv_heads, group, chunk.gather.tokens, self._head_dim)
         output = F.scaled_dot_product_attention(
             query.view(queries, self._kv_heads, group, self._head_dim).permute(1, 2, 0, 3),
-            keys[0, :, None, : chunk.context_tokens].expand(shape),
-            values[0, :, None, : chunk.context_tokens].expand(shape),
+            keys[0, :, None].expand(shape),
+            values[0, :, None].expand(shape),
             attn_mask=chunk.mask,
             is_causal=chunk.mask is None,
             scale=self._scale,
@@ -229,21 +215,26 @@ class CpuAttention:
         return output.permute(2, 0, 1, 3).reshape(queries, heads, self._head_dim)
 
     def _load(self, gather: Gather, layer: int) -> tuple[Tensor, Tensor]:
-        """Copies blocks into the scratch: K and V, [sequences, kv_heads, tokens, head_dim]."""
-        shape = (gather.sequences, gather.blocks, 2, self._block_tokens)
-        size = math.prod(shape) * self._kv_heads * self._head_dim
+        """Copies contexts into the scratch: K and V, [sequences, kv_heads, tokens, head_dim]."""
+        width = self._kv_heads * self._head_dim
+        size = len(gather.rows) * width
         if size > len(self._scratch):
-            self._gathered = torch.empty(size, dtype=self._pool.dtype)
+            self._gathered = torch.empty(size, dtype=self._pool_dtype)
             self._scratch = torch.empty(size, dtype=torch.float32)
-        gathered = self._gathered[:size].view(-1, *self._pool.shape[2:])
-        torch.index_select(self._pool[:, layer], 0, gather.block_ids, out=gathered)
-        if len(gather.unwritten_rows):
-            rows = gathered.view(-1, self._kv_heads * self._head_dim)
-            rows.index_fill_(0, gather.unwritten_rows, 0.0)
+        gathered = self._gathered[:size]
+        rows = self._layer_rows[layer]
+        torch.index_select(rows, 0, gather.rows, out=gathered.view(len(gather.rows), width))
+        source = gathered.view(2, gather.sequences, gather.tokens, self._kv_heads, self._head_dim)
         loaded = self._scratch[:size].view(
-            2, gather.sequences, self._kv_heads, gather.blocks, self._block_tokens, self._head_dim
+            2, gather.sequences, self._kv_heads, gather.tokens, self._head_dim
         )
-        source = gathered.view(*shape, self._kv_heads, self._head_dim)
-        loaded.copy_(source.permute(2, 0, 4, 1, 3, 5))
-        keys, values = loaded.flatten(3, 4).unbind(0)
+        loaded.copy_(source.transpose(2, 3))
+        keys, values = loaded.unbind(0)
         return keys, values
+
+
+def _rows(rows: NDArray[np.int32]) -> Tensor | slice:
+    first, count = int(rows[0]), len(rows)
+    if np.array_equal(rows, np.arange(first, first + count)):
+        return slice(first, first + count)
+    return torch.from_numpy(rows.astype(np.int64))

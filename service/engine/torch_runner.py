@@ -43,7 +43,6 @@ class TorchRunner:
         on_layer: Callable[[int], None],
     ) -> None:
         torch.set_num_threads(options.threads)
-        torch.set_grad_enabled(False)
         dtype: torch.dtype = getattr(torch, options.weights_dtype)
         pool_dtype: torch.dtype = getattr(torch, arena.layout.dtype.value)
         pool = torch.frombuffer(arena.buffer, dtype=pool_dtype)
@@ -64,10 +63,11 @@ class TorchRunner:
         plan = self._attention.plan(
             batch.slots, batch.query_starts, batch.context_lens, batch.block_tables
         )
-        logits: NDArray[np.float32] = self._model.forward(
-            torch.from_numpy(batch.token_ids),
-            torch.from_numpy(batch.positions),
-            plan,
-            torch.from_numpy(batch.logit_rows),
-        ).numpy()
+        with torch.inference_mode():
+            logits: NDArray[np.float32] = self._model.forward(
+                torch.from_numpy(batch.token_ids),
+                torch.from_numpy(batch.positions),
+                plan,
+                torch.from_numpy(batch.logit_rows),
+            ).numpy()
         return logits
