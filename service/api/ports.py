@@ -80,13 +80,16 @@ def open_ports(front: Front, settings: ServeSettings, served_by: str) -> Ports:
 def server_options(settings: ServeSettings) -> list[tuple[str, int]]:
     """Channel arguments of grpc-core; times in milliseconds, sizes in bytes."""
     ping_ms = MIN_CLIENT_PING_INTERVAL_SECONDS * 1000
+    keepalive_timeout_ms = round(settings.keepalive_timeout_seconds * 1000)
     return [
         ("grpc.max_receive_message_length", settings.max_request_bytes),
         ("grpc.max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.absolute_max_metadata_size", MAX_METADATA_BYTES),
         ("grpc.max_concurrent_streams", settings.max_streams_per_connection),
         ("grpc.keepalive_time_ms", round(settings.keepalive_seconds * 1000)),
-        ("grpc.keepalive_timeout_ms", round(settings.keepalive_timeout_seconds * 1000)),
+        ("grpc.keepalive_timeout_ms", keepalive_timeout_ms),
+        # A ping has a timeout of its own, 60 s by default, and that is the one that counts.
+        ("grpc.http2.ping_timeout_ms", keepalive_timeout_ms),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", ping_ms),
         # A second server on a taken port is a mistake, not a way to share the load.

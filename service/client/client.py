@@ -43,6 +43,7 @@ _CHANNEL_OPTIONS = (
     # A dead peer is noticed within 30 s, also during a long silent prefill.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),  # the one that counts; 60 s by default
     # An answer with logprobs may exceed the default of 4 MiB.
     ("grpc.max_receive_message_length", 64 * 1024**2),
 )
