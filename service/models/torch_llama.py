@@ -110,12 +110,12 @@ class Llama:
         heads, kv_heads = config.heads, config.kv_heads
         qkv = layer.qkv(x).view(len(x), heads + 2 * kv_heads, config.head_dim).float()
         if layer.query_norm is not None and layer.key_norm is not None:
-            query, key, value = qkv.split([heads, kv_heads, kv_heads], 1)
+            query, key, value = qkv.tensor_split([heads, heads + kv_heads], 1)
             query = rms_norm(query, layer.query_norm, self._eps)
             qkv = torch.cat([query, rms_norm(key, layer.key_norm, self._eps), value], 1)
         cos, sin = rotation
         qkv = torch.addcmul(qkv * cos, qkv.roll(config.head_dim // 2, -1), sin)
-        query, key_value = qkv.split([heads, 2 * kv_heads], 1)
+        query, key_value = qkv.tensor_split([heads], 1)
         self._attention.write(plan, index, key_value)
         attended = self._attention.attend(plan, index, query)
         return layer.attention_output(attended.view(len(x), -1))
