@@ -2,7 +2,10 @@
 
 Templates are Jinja in the dialect of Hugging Face ("Chat templates", transformers
 documentation). They come with model files, so they run in Jinja's immutable sandbox, and
-the conversation they see is plain JSON-like data.
+the conversation they see is plain JSON-like data. What they write is bounded (`ChatLimits`),
+and so is one `range` (100,000, by the sandbox). Their time is not: nested loops that write
+nothing, or a power of a string, can hold a thread for as long as they like. A template is
+chosen by who runs the server, as the weights are; clients only fill it in.
 """
 
 from __future__ import annotations
