@@ -367,7 +367,7 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             gt=0.0,
             le=86400.0,
         ),
-    ] = 120.0
+    ] = 300.0
     restart_delay_seconds: Annotated[
         float,
         _about(

@@ -16,15 +16,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+# About 0.1 s of work. A client may send megabytes, which take seconds.
+_LONG_CHARACTERS = 65536
+
+
 class TextService:
-    """The tokenizer behind a thread pool."""
+    """The tokenizer behind threads, half of which are kept free of long texts."""
 
     def __init__(self, threads: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="tokenizer")
+        long_threads = max(1, threads // 2)
+        self._long_pool = ThreadPoolExecutor(long_threads, thread_name_prefix="tokenizer long")
+        self._pool = self._long_pool
+        if threads > long_threads:
+            self._pool = ThreadPoolExecutor(threads - long_threads, thread_name_prefix="tokenizer")
 
     def close(self) -> None:
         """Drops what is queued; calls that run end by themselves."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._long_pool):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def load(self, settings: ServeSettings) -> tuple[Tokenizer, SamplingParams]:
         """The tokenizer of a model, and its defaults. Raises what reading its files raises."""
@@ -35,7 +44,7 @@ class TextService:
     ) -> list[int]:
         """As `Tokenizer.encode`."""
         return await self._run(
-            lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text)
         )
 
     async def encode_chat(
@@ -54,7 +63,8 @@ class TextService:
                 tools=tools,
                 template_kwargs=template_kwargs,
                 continue_final_message=continue_final_message,
-            )
+            ),
+            sum(len(message.content) for message in messages),
         )
 
     async def decode(
@@ -63,8 +73,9 @@ class TextService:
         """As `Tokenizer.decode`."""
         return await self._run(lambda: tokenizer.decode(token_ids, skip_special=skip_special))
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    async def _run(self, work: Callable[[], T], characters: int = 0) -> T:
+        pool = self._long_pool if characters > _LONG_CHARACTERS else self._pool
+        return await asyncio.get_running_loop().run_in_executor(pool, work)
 
 
 def _load(settings: ServeSettings) -> tuple[Tokenizer, SamplingParams]:
