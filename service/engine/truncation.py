@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_HEAD = 256  # the nucleus of a language model is usually smaller
+_ROUNDING = 0.999  # keeps what rounding alone would leave out
 
 
 def largest_ids(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
@@ -17,9 +17,7 @@ def largest_ids(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
     if count >= len(values):
         return np.arange(len(values))
     least = np.partition(values, len(values) - count)[len(values) - count]
-    above = np.flatnonzero(values > least)
-    ties = np.flatnonzero(values == least)[: count - len(above)]
-    return np.sort(np.concatenate([above, ties]))
+    return _ids_from(values, least, count)
 
 
 def top_ids(values: NDArray[np.float32], count: int) -> NDArray[np.intp]:
@@ -45,27 +43,36 @@ def surviving_ids(
     """
     count = len(weights) if top_k == 0 else min(top_k, len(weights))
     if top_p < 1.0:
-        count = _nucleus_size(weights, count, top_p)
-    ids = largest_ids(weights, count)
+        head = _nucleus(weights, count, top_p)
+        ids = _ids_from(weights, head[-1], len(head))
+    else:
+        ids = largest_ids(weights, count)
     enough: NDArray[np.bool_] = weights[ids] >= np.float32(min_p) * weights.max()
     return ids[enough]
 
 
-def _nucleus_size(weights: NDArray[np.float32], limit: int, top_p: float) -> int:
-    """How many of the `limit` largest weights reach the share `top_p` of their sum."""
-    if limit < len(weights):
-        cumulative = _largest(weights, limit).cumsum(dtype=np.float64)
-        target = top_p * cumulative[-1]
-    else:
-        target = top_p * weights.sum(dtype=np.float64)
-        cumulative = _largest(weights, min(_HEAD, limit)).cumsum(dtype=np.float64)
-        if cumulative[-1] < target:
-            cumulative = _largest(weights, limit).cumsum(dtype=np.float64)
-    return min(limit, int(np.searchsorted(cumulative, target, side="left")) + 1)
+def _nucleus(weights: NDArray[np.float32], limit: int, top_p: float) -> NDArray[np.float32]:
+    """The first of the `limit` largest weights that reach the share `top_p` of their sum.
 
-
-def _largest(weights: NDArray[np.float32], count: int) -> NDArray[np.float32]:
-    """The `count` largest weights, largest first."""
-    rest = len(weights) - count
+    Only a part of them is sorted. All weights from w downwards come to limit * w at most; if
+    that is less than the share 1 - top_p, the weights above w have reached `top_p` without
+    them. So no weight below total * (1 - top_p) / limit counts.
+    """
+    rest = len(weights) - limit
     head = np.partition(weights, rest)[rest:] if rest else weights
-    return np.sort(head)[::-1]
+    total = head.sum(dtype=np.float64)
+    least = total * (1.0 - top_p) / limit * _ROUNDING
+    ranked = np.sort(head[head >= least])[::-1]
+    cumulative = ranked.cumsum(dtype=np.float64)
+    count = int(np.searchsorted(cumulative, top_p * total, side="left")) + 1
+    return ranked[:count]
+
+
+def _ids_from(values: NDArray[np.float32], least: np.float32, count: int) -> NDArray[np.intp]:
+    """The ids of the `count` first-ranking values, the last of which is `least`, ascending."""
+    ids = np.flatnonzero(values >= least)
+    surplus = len(ids) - count
+    if surplus:
+        ties = np.flatnonzero(values[ids] == least)
+        ids = np.delete(ids, ties[len(ties) - surplus :])
+    return ids
