@@ -100,6 +100,7 @@ async def one_front(command: Sequence[str], kills: int) -> tuple[list[Result], F
         await front.stop()
 
 
+@pytest.mark.slow
 async def test_an_engine_death_changes_no_token_and_no_logprob() -> None:
     undisturbed, _ = await one_front(FAKE_ENGINE, kills=0)
     disturbed, front = await one_front(FAKE_ENGINE, kills=2)

@@ -283,6 +283,7 @@ async def test_words_of_two_models_are_not_joined(tmp_path: Path) -> None:
             await handle.next()
 
 
+@pytest.mark.slow
 async def test_an_engine_that_does_not_read_gets_bounded_memory(tmp_path: Path) -> None:
     """Submissions wait in the front, where they can be cancelled, not in the socket."""
     async with running_front(tmp_path, "--deaf", max_waiting_requests=400) as (front, record):

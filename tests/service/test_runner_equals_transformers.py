@@ -10,19 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers  # its parts are loaded when they are used
 from runner_driver import RunnerDriver
-from transformers import (
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
-from transformers.models.auto import AutoModelForCausalLM
 
 from service.config import EngineSettings
 from service.engine.build import BuiltRunner, build_runner
+
+pytestmark = pytest.mark.slow
 
 STORIES = Path(__file__).parents[3] / "shared/data/stories260k"
 SIZES = {
@@ -50,16 +44,16 @@ YARN_ROPE = {
     "factor": 4.0,
     "original_max_position_embeddings": 64,
 }
-FAMILIES: dict[str, Callable[[], PreTrainedConfig]] = {
-    "llama": lambda: LlamaConfig(**SIZES),
-    "llama, biases, tied": lambda: LlamaConfig(
+FAMILIES: dict[str, Callable[[], object]] = {
+    "llama": lambda: transformers.LlamaConfig(**SIZES),
+    "llama, biases, tied": lambda: transformers.LlamaConfig(
         **SIZES, attention_bias=True, mlp_bias=True, tie_word_embeddings=True
     ),
-    "llama3 rope": lambda: LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
-    "yarn rope": lambda: LlamaConfig(**SIZES, rope_parameters=YARN_ROPE),
-    "mistral": lambda: MistralConfig(**SIZES, sliding_window=None, head_dim=8),
-    "qwen2": lambda: Qwen2Config(**SIZES),
-    "qwen3": lambda: Qwen3Config(**SIZES, head_dim=16),
+    "llama3 rope": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=LLAMA3_ROPE),
+    "yarn rope": lambda: transformers.LlamaConfig(**SIZES, rope_parameters=YARN_ROPE),
+    "mistral": lambda: transformers.MistralConfig(**SIZES, sliding_window=None, head_dim=8),
+    "qwen2": lambda: transformers.Qwen2Config(**SIZES),
+    "qwen3": lambda: transformers.Qwen3Config(**SIZES, head_dim=16),
 }
 PROMPT_LENGTHS = (1, 2, 15, 16, 17, 33, 50)
 NEW_TOKENS = 12
@@ -68,9 +62,13 @@ NEW_TOKENS = 12
 class Case:
     """A saved random model, the runner that loaded it, and what transformers answers."""
 
-    def __init__(self, config: PreTrainedConfig, folder: Path, shard_bytes: str) -> None:
+    def __init__(
+        self, config: transformers.PreTrainedConfig, folder: Path, shard_bytes: str
+    ) -> None:
         torch.manual_seed(5)
-        self.model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+        self.model: transformers.PreTrainedModel = transformers.AutoModelForCausalLM.from_config(
+            config
+        ).eval()
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 if "norm" in name:
@@ -99,7 +97,7 @@ def poison(built: BuiltRunner) -> None:
     np.frombuffer(built.arena.buffer, np.float32)[:] = np.nan
 
 
-def greedy(model: PreTrainedModel, prompt: list[int]) -> list[int]:
+def greedy(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
     """Without generate(): its EOS handling would end random models early."""
     ids = torch.tensor([prompt])
     with torch.no_grad():

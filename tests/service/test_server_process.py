@@ -62,6 +62,7 @@ async def until_not_ready(channel: grpc.aio.Channel) -> AsyncIterator[int]:
     watch.cancel()
 
 
+@pytest.mark.slow
 def test_the_engine_dies_with_a_killed_front(tmp_path: Path) -> None:
     with toy_server(tmp_path) as server:
         engine = engine_of(server)
@@ -70,6 +71,7 @@ def test_the_engine_dies_with_a_killed_front(tmp_path: Path) -> None:
         assert not alive
 
 
+@pytest.mark.slow
 async def test_sigterm_lets_fifty_streams_end(tmp_path: Path) -> None:
     with toy_server(tmp_path, "--kv-blocks", "2000", "--grace-seconds", "60") as server:
         engine = engine_of(server)
