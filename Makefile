@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 
 ifdef UV
   CREATE  = $(UV) venv --quiet --allow-existing --python $(PYTHON) $(VENV)
-  INSTALL = $(UV) pip install --quiet --python $(BIN)/python
+  INSTALL = $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python
 else
   CREATE  = $(PYTHON) -m venv $(VENV)
   INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check
