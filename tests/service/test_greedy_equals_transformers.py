@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 import pytest
+import torch
+from smollm2_oracle import smollm2_in_transformers
 
 from kvcache import CacheManager
 from service.config import EngineSettings
@@ -19,10 +21,11 @@ from service.engine.build import BuiltRunner, build_runner
 from service.engine.core import EngineCore
 from service.engine.messages import SamplingParams, SequenceSpec
 from service.models.source import resolve_model
+from service.tokenizer import ChatMessage, load_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-OUTPUT_TOKENS = 24
+OUTPUT_TOKENS = 16  # every sequence begins a second block of its own
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -60,23 +63,11 @@ class Oracle:
 
 @pytest.fixture(scope="module")
 def oracle() -> Oracle:
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    path = resolve_model("smollm2-135m").path
-    load = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
-    tokenizer = transformers.AutoTokenizer.from_pretrained(**load)
-    model = transformers.AutoModelForCausalLM.from_pretrained(**load, dtype=torch.float32).eval()
-    prompts = [
-        tokenizer(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": question}],
-                tokenize=False,
-                add_generation_prompt=True,
-            ),
-            add_special_tokens=False,
-        ).input_ids
-        for question in QUESTIONS
-    ] + [tokenizer(text, add_special_tokens=False).input_ids for text in TEXTS]
+    model = smollm2_in_transformers()
+    tokenizer = load_tokenizer(resolve_model("smollm2-135m"))
+    prompts = [tokenizer.encode_chat([ChatMessage("user", question)]) for question in QUESTIONS] + [
+        tokenizer.encode(text) for text in TEXTS
+    ]
     outputs = []
     with torch.inference_mode():
         for prompt in prompts:
@@ -104,8 +95,9 @@ def built() -> BuiltRunner:
 
 
 def make_core(built: BuiltRunner, usable_blocks: int = 511, **settings: object) -> EngineCore:
-    """A core with an empty cache over the shared weights; the pool is poisoned with NaN."""
-    np.frombuffer(built.arena.buffer, np.float32)[:] = np.nan
+    """A core with an empty cache over the shared weights; its pool is poisoned with NaN."""
+    pool = np.frombuffer(built.arena.buffer, np.float32)
+    pool[: (usable_blocks + 1) * built.layout.block_elements] = np.nan
     engine = EngineSettings(model="smollm2-135m", dtype="float32", **settings)  # type: ignore[arg-type]
     manager = CacheManager(usable_blocks + 1, built.layout.block_tokens)
     return EngineCore(built.runner, manager, engine, built.max_context_tokens)
@@ -140,7 +132,7 @@ def assert_empty(core: EngineCore) -> None:
 
 def test_alone(built: BuiltRunner, oracle: Oracle) -> None:
     for index, prompt in enumerate(oracle.prompts):
-        core = make_core(built)
+        core = make_core(built, usable_blocks=32)
         outputs: dict[int, list[int]] = {}
         core.submit([spec(index, prompt)])
         run(core, outputs)
@@ -170,11 +162,11 @@ def test_every_prefill_chunk_size(built: BuiltRunner, oracle: Oracle) -> None:
     longest = max(range(len(oracle.prompts)), key=lambda i: len(oracle.prompts[i]))
     assert len(oracle.prompts[longest]) > 64
     for chunk in range(1, 65):
-        core = make_core(built, prefill_chunk_tokens=chunk)
+        core = make_core(built, usable_blocks=16, prefill_chunk_tokens=chunk)
         outputs: dict[int, list[int]] = {}
-        core.submit([spec(1, oracle.prompts[longest], max_tokens=6)])
+        core.submit([spec(1, oracle.prompts[longest], max_tokens=3)])
         run(core, outputs)
-        assert outputs[1] == oracle.outputs[longest][:6], f"chunk of {chunk} tokens"
+        assert outputs[1] == oracle.outputs[longest][:3], f"chunk of {chunk} tokens"
 
 
 def test_prefix_hit_of_part_of_the_prompt_and_of_all_of_it(
@@ -186,13 +178,17 @@ def test_prefix_hit_of_part_of_the_prompt_and_of_all_of_it(
     for index, prompt in enumerate(oracle.prompts):
         keep = len(prompt) // 2 // block_tokens * block_tokens
         core.submit([spec(index + 100, [*prompt[:keep], 5, 6, 7], max_tokens=1)])
-        run(core, outputs)
-        for attempt in (200, 300):  # first a partial hit at most, then a hit of all blocks
-            core.submit([spec(index + attempt, prompt)])
-            run(core, outputs)
-            assert outputs[index + attempt] == oracle.outputs[index]
+    run(core, outputs)
     full_blocks = sum((len(prompt) - 1) // block_tokens for prompt in oracle.prompts)
-    assert core.stats().hit_tokens >= full_blocks * block_tokens
+    for attempt in (200, 300):  # first a partial hit at most, then a hit of all blocks
+        hits_before = core.stats().hit_tokens
+        core.submit([spec(i + attempt, prompt) for i, prompt in enumerate(oracle.prompts)])
+        run(core, outputs)
+        for index, expected in enumerate(oracle.outputs):
+            assert outputs[index + attempt] == expected
+        hits = core.stats().hit_tokens - hits_before
+        assert (hits == full_blocks * block_tokens) == (attempt == 300)
+        assert hits > 0
     assert_empty(core)
 
 
@@ -213,14 +209,17 @@ def test_after_forced_preemption(built: BuiltRunner, oracle: Oracle) -> None:
 def test_continued_from_received_tokens_as_after_an_engine_death(
     built: BuiltRunner, oracle: Oracle
 ) -> None:
+    def received(index: int) -> int:
+        return 1 + index % (OUTPUT_TOKENS - 1)
+
     core = make_core(built)
     outputs: dict[int, list[int]] = {}
     for index, prompt in enumerate(oracle.prompts):
-        sent = oracle.outputs[index][: index + 1]
+        sent = oracle.outputs[index][: received(index)]
         core.submit([msgspec.structs.replace(spec(index, prompt), output_ids=sent, resumed=True)])
     run(core, outputs)
     for index, expected in enumerate(oracle.outputs):
-        assert outputs[index] == expected[index + 1 :]
+        assert outputs[index] == expected[received(index) :]
     assert_empty(core)
 
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 from runner_driver import RunnerDriver
-from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from smollm2_oracle import smollm2_in_transformers
 
 from service.config import EngineSettings
 from service.engine.build import build_runner
@@ -28,27 +27,14 @@ TEXT = (
 )
 
 
-@pytest.fixture(scope="module")
-def oracle() -> LlamaForCausalLM:
-    path = str(resolve_model("smollm2-135m").path)
-    fields = load_gguf_checkpoint(path)["config"]
-    model = LlamaForCausalLM(LlamaConfig(**{k: v for k, v in fields.items() if k != "model_type"}))
-    tensors = load_gguf_checkpoint(path, return_tensors=True, model_to_load=model)["tensors"]
-    model.load_state_dict(tensors, strict=False)
-    model.tie_weights()
-    return model.eval()
-
-
 @pytest.mark.parametrize("chunk_tokens", [1, 32])
 @pytest.mark.parametrize("packed_weights", ["on", "off"])
-def test_top_1_agrees_with_float32(
-    oracle: LlamaForCausalLM, packed_weights: str, chunk_tokens: int
-) -> None:
+def test_top_1_agrees_with_float32(packed_weights: str, chunk_tokens: int) -> None:
     """Token by token (the product for one row) and in chunks (the one for many)."""
     source = resolve_model("smollm2-135m")
     ids = load_tokenizer(source).encode(TEXT)
     with torch.no_grad():
-        want = oracle(torch.tensor([ids])).logits[0].argmax(-1).numpy()
+        want = smollm2_in_transformers()(torch.tensor([ids])).logits[0].argmax(-1).numpy()
     built = build_runner(
         EngineSettings(dtype="bfloat16", packed_weights=packed_weights, kv_blocks=32, threads=2),
         lambda _: None,
