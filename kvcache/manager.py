@@ -26,7 +26,7 @@ from kvcache.errors import (
     StalePlanError,
     UnknownSequenceError,
 )
-from kvcache.eviction import LruPolicy
+from kvcache.eviction import PolicyName, create_policy
 from kvcache.node import Match
 from kvcache.pending import PendingPrefixes
 from kvcache.pool import BlockPool, BlockState
@@ -44,14 +44,19 @@ class CacheManager:
 
     `num_blocks` counts the null block 0. Not thread-safe: one scheduler owns it. Every
     operation that changes something checks the conservation of blocks before it returns.
+    `policy` decides which cached blocks are evicted, see `kvcache.eviction`.
     """
 
-    def __init__(self, num_blocks: int, block_tokens: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_tokens: int, policy: PolicyName = "reuse-aware"
+    ) -> None:
         if block_tokens < 1:
             raise InvalidArgumentError("block_tokens", block_tokens, "at least 1")
         self.block_tokens = block_tokens
         self._pool = BlockPool(num_blocks)
-        self._index = RadixIndex(block_tokens, LruPolicy(), EvictionMemory(num_blocks))
+        self._index = RadixIndex(
+            block_tokens, create_policy(policy, num_blocks - 1), EvictionMemory(num_blocks)
+        )
         self._pending = PendingPrefixes(block_tokens)
         self._sequences: dict[int, LiveSequence] = {}
         self._counters = Counters.zero()
@@ -104,7 +109,7 @@ class CacheManager:
             fits = answer
         match = fits.plan.match
         self._count_lookup(request, match)
-        node, hits = self._index.lock(match)
+        node, hits = self._index.lock(match, is_reuse=not request.resumed)
         self._pool.hold(hits, request.sequence_id)
         self._make_room(fits.new_blocks)
         new = self._pool.allocate(fits.new_blocks, request.sequence_id)

@@ -20,7 +20,6 @@ class Node(Link):
     __slots__ = (
         "blocks",
         "children",
-        "count",
         "digests",
         "key",
         "locks",
@@ -38,14 +37,13 @@ class Node(Link):
         tokens: Tokens,
         blocks: Blocks,
     ) -> None:
-        super().__init__()
+        super().__init__(int(blocks.size))
         self.namespace = namespace
         self.parent = parent  # None: a root, which has no blocks
         self.start = start  # blocks before this run
         self.tokens = tokens  # [capacity * block_tokens]
         self.blocks = blocks  # [capacity]
         self.digests: list[int] = []  # of the prefix up to each block; made when first needed
-        self.count = int(blocks.size)
         self.locks = 0
         self.key = b""  # the tokens of the first block
         self.children: dict[bytes, Node] = {}

@@ -78,17 +78,21 @@ class RadixIndex:
 
     # --- locking -------------------------------------------------------------
 
-    def lock(self, match: Match) -> tuple[Node | None, Blocks]:
+    def lock(self, match: Match, *, is_reuse: bool) -> tuple[Node | None, Blocks]:
         """Locks the matched path. Answers its last node and the matched blocks in order.
 
-        A run that matched in part is cut, so that locks cover whole nodes.
+        A run that matched in part is cut, so that locks cover whole nodes. With `is_reuse`
+        the path is marked as reused if nobody held its end: several requests at one time,
+        such as the candidates of one prompt, are one use.
         """
         node = match.node
         if node is None:
             return None, _NO_BLOCKS
+        marks = is_reuse and node.locks == 0
         blocks = np.empty(match.blocks, np.int32)
         end = step = self._lock_leading(node, match.node_blocks)
         while True:
+            step.reused = step.reused or marks
             blocks[step.start : step.start + step.count] = step.blocks[: step.count]
             parent = step.parent
             if parent is None or parent.parent is None:
@@ -97,6 +101,7 @@ class RadixIndex:
 
     def unlock(self, node: Node | None) -> None:
         """Takes one lock off the path to `node`. From the leaf up, as the policy demands."""
+        self._policy.tick()
         while node is not None and node.parent is not None:
             node.locks -= 1
             if node.locks == 0:
@@ -134,14 +139,16 @@ class RadixIndex:
     def evict(self, count: int) -> Blocks:
         """Removes up to `count` evictable blocks, the policy's victims from their tails on.
 
-        O(1) per node visited; every visit removes a node or ends the eviction.
+        O(1) per visit; every visit removes a node, ends the eviction, or exhausts what the
+        policy gives from one of its lists.
         """
         taken: list[Blocks] = []
         while count > 0:
-            node = cast(Node | None, self._policy.victim())
-            if node is None:
+            victim = self._policy.victim()
+            if victim is None:
                 break
-            cut = node.count - min(count, node.count)
+            node = cast(Node, victim.link)
+            cut = node.count - min(count, victim.max_blocks)
             taken.append(node.blocks[cut : node.count].copy())
             self._memory.remember(self._digests(node)[cut:])
             del node.digests[cut:]
@@ -149,6 +156,7 @@ class RadixIndex:
             count -= removed
             self.num_blocks -= removed
             self.evictable_blocks -= removed
+            self._policy.shrink(node, removed)
             node.count = cut
             if cut == 0:
                 self._policy.remove(node)
@@ -204,6 +212,8 @@ class RadixIndex:
                 raise ConservationError("a run does not start where its parent ends")
             if node.locks < 0 or (parent.parent is not None and parent.locks < node.locks):
                 raise ConservationError("a node has more locks than its parent")
+            if node.reused and parent.parent is not None and not parent.reused:
+                raise ConservationError("a node was reused without its parent")
             if (node.after is not None) != (node.locks == 0):
                 raise ConservationError("the policy has a locked node, or misses an unlocked one")
             total += node.count
@@ -264,6 +274,8 @@ class RadixIndex:
         if node.locks == 0:
             self.evictable_blocks -= count
         if count < node.count:
+            if node.locks == 0:
+                self._policy.shrink(node, count)
             node = self._split(node, count)
         elif node.locks == 0:
             self._policy.remove(node)
@@ -307,6 +319,7 @@ class RadixIndex:
         )
         upper.digests = node.digests[:count]
         upper.locks = node.locks
+        upper.reused = node.reused
         upper.key = node.key
         parent.children[upper.key] = upper
         node.tokens = node.tokens[count * size : node.count * size].copy()
@@ -318,11 +331,14 @@ class RadixIndex:
         return upper
 
     def _grow(self, node: Node, tokens: Tokens, blocks: Blocks) -> Node:
-        """Puts new blocks behind `node`: into its run if only the caller uses it, else below."""
+        """Puts new blocks behind `node`: into its run if it is the caller's alone, else below.
+
+        A run that was reused is not continued: its new blocks were used once.
+        """
         size = self.block_tokens
         added = int(blocks.size)
         self.num_blocks += added
-        if node.parent is None or node.locks > 1 or node.children:
+        if node.parent is None or node.locks > 1 or node.children or node.reused:
             start = node.start + node.count
             child = Node(node.namespace, node, start, tokens.copy(), blocks.copy())
             child.locks = 1

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from kvcache.errors import InvalidArgumentError
+from kvcache.eviction import PolicyName
 from kvcache.replay.trace import MOONCAKE_BLOCK_TOKENS
 
 
@@ -20,6 +21,7 @@ class ReplaySettings:
 
     num_blocks: int  # of the pool, without the null block
     block_tokens: int = 16
+    policy: PolicyName = "reuse-aware"  # which cached blocks are evicted
     trace_block_tokens: int = MOONCAKE_BLOCK_TOKENS  # behind one hash id of the trace
     max_running_sequences: int = 64
     max_step_tokens: int = 2048

@@ -189,7 +189,6 @@ class ReplaySimulator:
     def _preempt(self, victim: _Sequence) -> None:
         self._manager.preempt(victim.index)
         self._running.remove(victim)
-        victim.computed = 0
         victim.decodes = False
         victim.preemptions += 1
         self._tally.preemptions += 1
@@ -225,9 +224,7 @@ class ReplaySimulator:
             self._waiting.remove(sequence)
             sequence.prompt = None
             if isinstance(answer, NeverFits):
-                # A preempted one fitted before: what it has produced since is too much.
-                refused = sequence.produced == 0
-                self._tally.ends[_End.REFUSED if refused else _End.OUTGROWN] += 1
+                self._tally.ends[_End.REFUSED] += 1
                 continue
             self._start(sequence, answer)
             count = min(budget, sequence.known - sequence.computed)
@@ -308,7 +305,7 @@ class ReplaySimulator:
 
 def replay(requests: Sequence[TraceRequest], settings: ReplaySettings) -> ReplayReport:
     """Plays a trace to its end."""
-    manager = CacheManager(settings.num_blocks + 1, settings.block_tokens)
+    manager = CacheManager(settings.num_blocks + 1, settings.block_tokens, settings.policy)
     simulator = ReplaySimulator(requests, settings, manager)
     while simulator.has_work:
         simulator.step()

@@ -18,7 +18,8 @@ from service.cli.values import number, positive, whole
 
 EXAMPLES = """\
 examples:
-  plimsoll replay conversation_trace.jsonl.gz --blocks 30000 --block-tokens 512 --in-order
+  plimsoll replay conversation_trace.jsonl.gz --blocks 30000 --block-tokens 512 --in-order \\
+      --policy lru
   plimsoll replay conversation_trace.jsonl.gz --blocks 3000 --block-tokens 512 \\
       --prefill-rate 50000 --step-tokens 8192 --plot replay.png
   plimsoll replay AzureLLMInferenceTrace_conv.csv.gz --blocks 20000 --requests 2000
@@ -67,6 +68,12 @@ def _add_pool(group: argparse._ArgumentGroup) -> None:
         default=16,
         metavar="TOKENS",
         help="slots of a block (default 16)",
+    )
+    group.add_argument(
+        "--policy",
+        choices=("reuse-aware", "lru"),
+        default="reuse-aware",
+        help="which cached blocks are evicted (default reuse-aware)",
     )
     group.add_argument(
         "--load-line",

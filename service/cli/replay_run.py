@@ -44,11 +44,11 @@ def run_replay(arguments: argparse.Namespace) -> int:
         requests = read_trace(arguments.trace)[: arguments.requests]
     except TraceError as error:
         raise CommandError(str(error)) from error
-    manager = CacheManager(settings.num_blocks + 1, settings.block_tokens)
+    manager = CacheManager(settings.num_blocks + 1, settings.block_tokens, settings.policy)
     if arguments.in_order:
         cache = insert_in_order(requests, manager, settings.trace_block_tokens)
         Console().print(cache_table(cache))
-        shown = ("num_blocks", "block_tokens", "trace_block_tokens")
+        shown = ("num_blocks", "block_tokens", "policy", "trace_block_tokens")
         used = {name: value for name, value in asdict(settings).items() if name in shown}
         _write(arguments.json, cache_document(cache, str(arguments.trace), used))
         return 0
@@ -66,6 +66,7 @@ def _settings(arguments: argparse.Namespace) -> ReplaySettings:
     return ReplaySettings(
         num_blocks=arguments.blocks,
         block_tokens=arguments.block_tokens,
+        policy=arguments.policy,
         trace_block_tokens=arguments.trace_block_tokens,
         max_running_sequences=arguments.max_running,
         max_step_tokens=arguments.step_tokens,

@@ -31,7 +31,7 @@ def test_lru_in_order_gives_the_published_hit_ratios(name: str) -> None:
     for num_blocks, published in PUBLISHED[name].items():
         expected = 100 * _lru_hit_ratio(requests, num_blocks)
         assert expected == pytest.approx(published, abs=0.06)
-        manager = CacheManager(num_blocks + 1, 512)
+        manager = CacheManager(num_blocks + 1, 512, policy="lru")
         found = insert_in_order(requests, manager, 512)
         assert 100 * found.hit_ratio == pytest.approx(expected, abs=0.2), num_blocks
 

@@ -164,6 +164,43 @@ def test_growth_beyond_the_pool_preempts_and_computes_again() -> None:
     assert requests.preemptions == 1
     # It had 16 tokens computed; the first grew into two of its four blocks.
     assert requests.recomputed_tokens == 8
+    # What it found again is no hit, and its prompt is one prompt.
+    assert (report.cache.hit_tokens, report.cache.lookup_tokens) == (0, 24)
+    assert requests.prompt_tokens == 24
+
+
+def test_nobody_passes_a_preempted_request() -> None:
+    two = [TraceRequest(0.0, 12, 12), TraceRequest(0.0, 12, 12)]
+    third = TraceRequest(1.0, 12, 1)  # would fit when the second has lost its blocks
+    report = replay([*two, third], replace(SLOW, num_blocks=8))
+    assert report.requests.preemptions == 1
+    # It starts with the second, when the first is done: 3.4 s of prefill, 11 decode steps.
+    assert report.queue_seconds.maximum == pytest.approx(3.4 + 11 - 1.0)
+
+
+class PreemptionWatch(CacheManager):
+    """Refuses to preempt a sequence that got no further since the last time."""
+
+    def __init__(self, num_blocks: int, block_tokens: int) -> None:
+        super().__init__(num_blocks, block_tokens)
+        self.tokens: dict[int, int] = {}
+
+    def preempt(self, sequence_id: int) -> None:
+        tokens = self.num_tokens(sequence_id)
+        assert tokens > self.tokens.get(sequence_id, 0)
+        self.tokens[sequence_id] = tokens
+        super().preempt(sequence_id)
+
+
+def test_nobody_is_preempted_twice_without_a_token_in_between() -> None:
+    sizes = [(1.0, 4, 9), (2.0, 2, 17), (6.0, 5, 7), (7.0, 1, 6), (8.0, 5, 14), (10.0, 2, 4)]
+    requests = [TraceRequest(*size) for size in sizes]
+    tight = replace(SLOW, num_blocks=13, block_tokens=2, max_running_sequences=5, max_step_tokens=9)
+    manager = PreemptionWatch(14, 2)
+    simulator = ReplaySimulator(requests, tight, manager)
+    while simulator.has_work:
+        simulator.step()
+    assert simulator.report().requests.preemptions == 5
 
 
 def test_what_can_never_fit_is_refused_and_what_outgrows_the_pool_ends() -> None:
@@ -179,6 +216,12 @@ def test_a_request_without_output_only_fills_the_cache() -> None:
     report = replay([TraceRequest(0.0, 8, 0, (1, 2)), TraceRequest(9.0, 12, 1, (1, 2, 3))], SLOW)
     assert report.requests.finished == 2
     assert report.requests.output_tokens == 1
+    assert report.cache.hit_tokens == 8
+
+
+def test_the_full_blocks_of_a_prompt_are_there_when_it_is_computed() -> None:
+    ids = (1, 2, 3)
+    report = replay([TraceRequest(0.0, 10, 9, ids), TraceRequest(3.0, 10, 1, ids)], SLOW)
     assert report.cache.hit_tokens == 8
 
 
