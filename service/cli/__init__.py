@@ -14,7 +14,13 @@ import os
 import sys
 from collections.abc import Sequence
 
-from service.cli.failure import CommandError
+from service.cli.failure import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+)
 
 _COMMANDS = {
     "serve": "serve a model over gRPC",
@@ -27,8 +33,6 @@ _COMMANDS = {
     "stats": "show counters and KV cache use of a running server",
     "version": "print the version",
 }
-
-EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:

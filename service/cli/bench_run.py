@@ -30,7 +30,13 @@ from service.bench.summary import Summary, summarize
 from service.bench.synthetic import SharedPrefix, TokenSource
 from service.bench.table import as_table
 from service.bench.workload import PlannedRequest, WorkloadError
-from service.cli.failure import CommandError
+from service.cli.failure import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_USAGE,
+    CommandError,
+)
 from service.cli.remote import client_metadata, explain
 from service.cli.result_files import check_result_files
 from service.client import NO_RETRY, GenerationOptions, PlimsollClient, PlimsollError
@@ -38,7 +44,6 @@ from service.client import NO_RETRY, GenerationOptions, PlimsollClient, Plimsoll
 _DEFAULT_REQUESTS, _DEFAULT_CONCURRENCY = 64, 4
 _WARMUP_PROMPT_TOKENS, _WARMUP_OUTPUT_TOKENS = 32, 8
 _PROGRESS_SECONDS = 0.2
-_EXIT_INTERRUPTED = 130
 
 
 @dataclass(slots=True)
@@ -60,7 +65,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
     """
     check_result_files(arguments.json, arguments.plot)
     if arguments.json_requests and arguments.json is None:
-        raise CommandError("--json-requests needs --json", 2)
+        raise CommandError("--json-requests needs --json", EXIT_USAGE)
     console = Console(stderr=True)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -72,8 +77,8 @@ def run_bench(arguments: argparse.Namespace) -> int:
     summary = _report(arguments, run)
     if run.interrupted:
         console.print("interrupted: these are the figures so far")
-        return _EXIT_INTERRUPTED
-    return 0 if summary.outcomes[Outcome.OK] else 1
+        return EXIT_INTERRUPTED
+    return EXIT_OK if summary.outcomes[Outcome.OK] else EXIT_FAILED
 
 
 async def _run(arguments: argparse.Namespace, console: Console) -> _Run:

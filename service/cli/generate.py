@@ -11,7 +11,7 @@ import json
 import sys
 from dataclasses import asdict
 
-from service.cli.failure import CommandError
+from service.cli.failure import EXIT_USAGE, CommandError
 from service.cli.figures import AnswerClock
 from service.cli.remote import add_server_arguments, ask
 from service.cli.sampling import add_sampling_arguments, options_from
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     prompt = read_prompt(arguments.prompt)
     if not prompt:
-        raise CommandError("the prompt is empty", 2)
+        raise CommandError("the prompt is empty", EXIT_USAGE)
     ask(arguments, lambda client: _answer(client, prompt, arguments))
     return 0
 

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from service.cli.failure import CommandError
+from service.cli.failure import EXIT_USAGE, CommandError
 from service.config import ServeSettings
 from service.models.source import model_name
 from service.settings import load_settings, settings_flags, settings_parser
@@ -84,7 +84,7 @@ def _settings(arguments: argparse.Namespace) -> ServeSettings:
             config_file=getattr(arguments, "config", None),
         )
     except ValueError as error:
-        raise CommandError(str(error), 2) from error
+        raise CommandError(str(error), EXIT_USAGE) from error
 
 
 def _served_name(settings: ServeSettings) -> str:
