@@ -35,7 +35,7 @@ MIB = 1024**2
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serve("--kv-blocks", "700", "--max-waiting-requests", "256") as live:
+    with serve("--kv-blocks", "300", "--max-waiting-requests", "256") as live:
         yield live
 
 
@@ -69,9 +69,9 @@ async def assert_drains_to_nothing(server: LiveServer) -> None:
 def request(rng: random.Random) -> inference_pb2.GenerateStreamRequest:
     made = inference_pb2.GenerateStreamRequest(
         text="Tell me about "
-        + " ".join(str(rng.randrange(10**6)) for _ in range(rng.choice((2, 40, 90))))
+        + " ".join(str(rng.randrange(10**6)) for _ in range(rng.choice((2, 2, 10, 60))))
     )
-    made.options.stopping.max_tokens = rng.choice((1, 8, 40, 120))
+    made.options.stopping.max_tokens = rng.choice((1, 8, 24, 60))
     made.options.sampling.temperature = rng.choice((0.0, 1.0))
     made.options.sampling.candidate_count = rng.choice((1, 1, 1, 3))
     return made
@@ -108,6 +108,8 @@ async def worker(server: LiveServer, seed: int, until: float, ends: Counter[str]
         async with grpc.aio.insecure_channel(server.address) as channel:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             for _ in range(rng.randrange(1, 4)):
+                if time.monotonic() >= until:
+                    return
                 if rng.random() < 0.1:
                     with contextlib.suppress(asyncio.TimeoutError):
                         call = one_call(stub, rng, Counter())
@@ -138,12 +140,16 @@ async def test_nothing_is_left_after_three_minutes_of_chaos(server: LiveServer) 
     warm: tuple[int, int] | None = None
     while time.monotonic() < until:
         await asyncio.sleep(2)
-        assert_conserved(await stats(server))
-        if warm is None and time.monotonic() - began > WARM_UP_SECONDS:
+        seen = await stats(server)
+        assert_conserved(seen)
+        # Pages of the pool become resident when a block is first used. An eviction tells that
+        # all have been.
+        is_warm = seen.evictions_total > 0 and time.monotonic() - began > WARM_UP_SECONDS
+        if warm is None and is_warm:
             warm = server.front.memory_info().rss, server.engine.memory_info().rss
     await asyncio.gather(*tasks)
     await assert_drains_to_nothing(server)
-    assert warm is not None
+    assert warm is not None, "the pool never filled: this machine is too slow for the load"
     grown = (
         server.front.memory_info().rss - warm[0],
         server.engine.memory_info().rss - warm[1],
