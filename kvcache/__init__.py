@@ -24,6 +24,9 @@ A scheduler asks `admit` (pure: Fits, NotNow or NeverFits), calls `begin`, then 
 `append` and `commit`, and at the end `release`. When `append` is short of blocks it picks a
 victim with `choose_victim` and calls `preempt`. `stats`, `check` and `audit` tell how things
 are; a violated rule raises one of the exceptions of `kvcache.errors` at the offender.
+
+`kvcache.eviction` says what is evicted first, `kvcache.events` lets others follow the index,
+`kvcache.replay` plays recorded traces through the manager.
 """
 
 from importlib import import_module
@@ -32,6 +35,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kvcache.admission import Admission, AdmissionRequest, Fits, NeverFits, NotNow
     from kvcache.arena import Arena
+    from kvcache.events import EventLog, IndexReplica, IndexSnapshot
+    from kvcache.eviction import PolicyName
     from kvcache.layout import KVDtype, KVLayout
     from kvcache.manager import CacheManager
     from kvcache.namespace import namespace_key
@@ -44,13 +49,17 @@ __all__ = [
     "Arena",
     "CacheManager",
     "CacheStats",
+    "EventLog",
     "Fits",
     "FlushResult",
+    "IndexReplica",
+    "IndexSnapshot",
     "KVDtype",
     "KVLayout",
     "MissReason",
     "NeverFits",
     "NotNow",
+    "PolicyName",
     "VictimCandidate",
     "choose_victim",
     "namespace_key",
@@ -63,13 +72,17 @@ _HOMES = {
     "Arena": "arena",
     "CacheManager": "manager",
     "CacheStats": "stats",
+    "EventLog": "events",
     "Fits": "admission",
     "FlushResult": "stats",
+    "IndexReplica": "events",
+    "IndexSnapshot": "events",
     "KVDtype": "layout",
     "KVLayout": "layout",
     "MissReason": "stats",
     "NeverFits": "admission",
     "NotNow": "admission",
+    "PolicyName": "eviction",
     "VictimCandidate": "preemption",
     "choose_victim": "preemption",
     "namespace_key": "namespace",

@@ -26,6 +26,7 @@ from kvcache.errors import (
     StalePlanError,
     UnknownSequenceError,
 )
+from kvcache.events import EventLog, IndexSnapshot, take_snapshot
 from kvcache.eviction import PolicyName, create_policy
 from kvcache.node import Match
 from kvcache.pending import PendingPrefixes
@@ -44,11 +45,16 @@ class CacheManager:
 
     `num_blocks` counts the null block 0. Not thread-safe: one scheduler owns it. Every
     operation that changes something checks the conservation of blocks before it returns.
-    `policy` decides which cached blocks are evicted, see `kvcache.eviction`.
+    `policy` decides which cached blocks are evicted, see `kvcache.eviction`. `events` is told
+    of every change of the index, see `kvcache.events`.
     """
 
     def __init__(
-        self, num_blocks: int, block_tokens: int, policy: PolicyName = "reuse-aware"
+        self,
+        num_blocks: int,
+        block_tokens: int,
+        policy: PolicyName = "reuse-aware",
+        events: EventLog | None = None,
     ) -> None:
         if block_tokens < 1:
             raise InvalidArgumentError("block_tokens", block_tokens, "at least 1")
@@ -58,6 +64,7 @@ class CacheManager:
             block_tokens, create_policy(policy, num_blocks - 1), EvictionMemory(num_blocks)
         )
         self._pending = PendingPrefixes(block_tokens)
+        self._events = events
         self._sequences: dict[int, LiveSequence] = {}
         self._counters = Counters.zero()
         self._reserved = 0
@@ -255,6 +262,8 @@ class CacheManager:
                 self._pending.discard(sequence)
                 sequence.publish = False
                 sequence.node = None
+        if self._events is not None:
+            self._events.cleared(namespace)
         self._changed()
         return FlushResult(freed, int(dropped.size) - freed)
 
@@ -280,6 +289,11 @@ class CacheManager:
             preemptions=counters.preemptions,
             misses=MappingProxyType(counters.misses.copy()),
         )
+
+    def snapshot(self) -> IndexSnapshot:
+        """The whole index as of the last event, O(number of its tokens)."""
+        number = 0 if self._events is None else self._events.last_number
+        return take_snapshot(self._index.nodes(), number, self.block_tokens)
 
     def check(self) -> None:
         """Conservation, O(1); and pool and index agree on what can be evicted."""
@@ -326,6 +340,8 @@ class CacheManager:
             victims = self._index.evict(short)
             self._pool.unpublish(victims, "eviction")
             self._counters.evicted_blocks += int(victims.size)
+            if self._events is not None:
+                self._events.removed(victims)
 
     def _publish(self, sequence: LiveSequence, full_blocks: int) -> None:
         start = sequence.published_blocks
@@ -341,6 +357,11 @@ class CacheManager:
             self._counters.deduplicated_blocks += duplicates
         if duplicates < own.size:
             self._pool.publish(own[duplicates:], sequence.sequence_id)
+            if self._events is not None:
+                first = start + duplicates
+                parent = int(table[first - 1]) if first else None
+                new_tokens = tokens[duplicates * self.block_tokens :]
+                self._events.stored(sequence.namespace, parent, own[duplicates:], new_tokens)
         sequence.published_blocks = full_blocks
 
     def _largest_holders(self) -> tuple[int, ...]:

@@ -223,6 +223,7 @@ def test_the_full_blocks_of_a_prompt_are_there_when_it_is_computed() -> None:
     ids = (1, 2, 3)
     report = replay([TraceRequest(0.0, 10, 9, ids), TraceRequest(3.0, 10, 1, ids)], SLOW)
     assert report.cache.hit_tokens == 8
+    assert report.queue_seconds.maximum == 0.0
 
 
 def test_a_prefix_in_the_making_is_waited_for() -> None:
