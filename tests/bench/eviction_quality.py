@@ -36,7 +36,7 @@ def blocks_after_scan(policy: PolicyName) -> int:
     """Blocks of a session of two turns that survive ten pools of other prompts."""
     manager = CacheManager(SCAN_POOL_BLOCKS + 1, 1, policy=policy)
     session = np.arange(SESSION_BLOCKS, dtype=np.int32)
-    prompts = [session, session]
+    prompts = [session, np.append(session, np.int32(-1))]
     first = SESSION_BLOCKS
     while first < SESSION_BLOCKS + 10 * SCAN_POOL_BLOCKS:
         prompts.append(np.arange(first, first + SCAN_PROMPT_BLOCKS, dtype=np.int32))
@@ -47,7 +47,7 @@ def blocks_after_scan(policy: PolicyName) -> int:
         manager.begin(answer)
         manager.commit(number, prompt.size)
         manager.release(number)
-    return manager.lookup(b"", np.append(session, np.int32(-1)))
+    return manager.lookup(b"", np.append(session, np.int32(-2)))
 
 
 def main() -> None:
