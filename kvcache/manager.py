@@ -53,6 +53,7 @@ class CacheManager:
         self,
         num_blocks: int,
         block_tokens: int,
+        *,
         policy: PolicyName = "reuse-aware",
         events: EventLog | None = None,
     ) -> None:

@@ -305,7 +305,7 @@ class ReplaySimulator:
 
 def replay(requests: Sequence[TraceRequest], settings: ReplaySettings) -> ReplayReport:
     """Plays a trace to its end."""
-    manager = CacheManager(settings.num_blocks + 1, settings.block_tokens, settings.policy)
+    manager = CacheManager(settings.num_blocks + 1, settings.block_tokens, policy=settings.policy)
     simulator = ReplaySimulator(requests, settings, manager)
     while simulator.has_work:
         simulator.step()

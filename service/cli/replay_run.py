@@ -44,7 +44,7 @@ def run_replay(arguments: argparse.Namespace) -> int:
         requests = read_trace(arguments.trace)[: arguments.requests]
     except TraceError as error:
         raise CommandError(str(error)) from error
-    manager = CacheManager(settings.num_blocks + 1, settings.block_tokens, settings.policy)
+    manager = CacheManager(settings.num_blocks + 1, settings.block_tokens, policy=settings.policy)
     if arguments.in_order:
         cache = insert_in_order(requests, manager, settings.trace_block_tokens)
         Console().print(cache_table(cache))
