@@ -28,7 +28,7 @@ Code = grpc.StatusCode
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serve("--kv-blocks", "64") as live:
+    with serve("--kv-blocks", "64", "--max-context-tokens", "128") as live:
         yield live
 
 
@@ -139,7 +139,7 @@ async def test_priority_that_wraps_around(channel: grpc.aio.Channel) -> None:
 
 
 async def test_max_tokens_of_minus_one_ends_with_the_context(channel: grpc.aio.Channel) -> None:
-    """It is 2^32 - 1 on the wire; the pool of 1,024 tokens is the context here."""
+    """It is 2^32 - 1 on the wire; the context has 128 tokens here."""
     minus_one = b"\x08" + b"\xff" * 9 + b"\x01"
     greedy = b"\x0a\x05\x0d\x00\x00\x00\x00"
     options = greedy + b"\x12" + bytes([len(minus_one)]) + minus_one
@@ -150,7 +150,7 @@ async def test_max_tokens_of_minus_one_ends_with_the_context(channel: grpc.aio.C
         inference_pb2.common__pb2.FINISH_REASON_CONTEXT_LENGTH,  # type: ignore[attr-defined]
         inference_pb2.common__pb2.FINISH_REASON_EOS,  # type: ignore[attr-defined]
     )
-    assert answer.usage.completion_tokens <= 1023
+    assert answer.usage.completion_tokens <= 127
 
 
 @pytest.mark.parametrize("size", [5_000_000, 4_000_000])

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from engine_fakes import spec_of
 
-from service.engine.messages import SamplingParams
-from service.engine.penalties import TokenCounts
 from service.engine.draw import draw as draw_index
 from service.engine.draw import levels
+from service.engine.messages import SamplingParams
+from service.engine.penalties import TokenCounts
 from service.engine.random_numbers import uniforms
 from service.engine.sampler import SamplerState, sample, token_logprob, unusable_logits
 from service.engine.truncation import top_ids
