@@ -30,20 +30,21 @@ Code = grpc.StatusCode
 def server() -> Iterator[LiveServer]:
     with serve("--kv-blocks", "64", "--max-context-tokens", "128") as live:
         yield live
+        with grpc.insecure_channel(live.address) as channel:
+            request = pb.GenerateRequest(text="Still there?")
+            request.options.stopping.max_tokens = 2
+            assert InferenceServiceStub(channel).Generate(request).usage.completion_tokens
 
 
 @pytest.fixture
 async def channel(server: LiveServer) -> AsyncIterator[grpc.aio.Channel]:
-    """A channel; afterwards the same engine answers, and nothing is in use."""
+    """A channel; afterwards the engine is still the same one, and nothing is in use."""
     engine = server.engine.pid
     async with (
         grpc.aio.insecure_channel(server.address) as channel,
         grpc.aio.insecure_channel(server.admin_address) as admin_channel,
     ):
         yield channel
-        request = pb.GenerateRequest(text="Still there?")
-        request.options.stopping.max_tokens = 2
-        assert (await InferenceServiceStub(channel).Generate(request)).usage.completion_tokens
         admin = EngineAdminServiceStub(admin_channel)
         async with asyncio.timeout(30):
             while True:
