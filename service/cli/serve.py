@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 from service.cli.failure import EXIT_USAGE, CommandError
 from service.config import ServeSettings
+from service.config.sources import load_settings, settings_flags, settings_parser
 from service.models.source import model_name
-from service.settings import load_settings, settings_flags, settings_parser
 
 if TYPE_CHECKING:
     from service.api.server import Addresses

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from service.config import EngineSettings, ServeSettings
-from service.settings import (
+from service.config.sources import (
     SettingError,
     UnknownSettingError,
     describe,

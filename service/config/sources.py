@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from service.config import ServeSettings
+from service.config.serve import ServeSettings
 
 ENVIRONMENT_PREFIX = "PLIMSOLL_"
 CONFIG_VARIABLE = "PLIMSOLL_CONFIG"

@@ -1,0 +1,264 @@
+"""Settings of the front, and all that `plimsoll serve` can be told."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from service.config.about import MIB, about
+from service.config.engine import EngineSettings
+
+
+class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything that `plimsoll serve` can be told."""
+
+    engine: EngineSettings = EngineSettings()
+
+    host: Annotated[
+        str,
+        about("Network", "Address to listen on; 0.0.0.0 or [::] for all.", min_length=1),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, about("Network", "Port of the inference API; 0 takes a free one.", ge=0, le=65535)
+    ] = 9000
+    admin_port: Annotated[
+        int, about("Network", "Port of the admin API; 0 takes a free one.", ge=0, le=65535)
+    ] = 9001
+    reflection: Annotated[
+        bool, about("Network", "Offer gRPC reflection, so that generic clients find the API.")
+    ] = True
+    max_request_bytes: Annotated[
+        int,
+        about("Network", "Largest request message.", "bytes", ge=1024, le=1024 * MIB),
+    ] = 4 * MIB
+    max_streams_per_connection: Annotated[
+        int,
+        about("Network", "Most concurrent calls of one connection.", "calls", ge=1, le=65536),
+    ] = 512
+    keepalive_seconds: Annotated[
+        float,
+        about(
+            "Network",
+            "Silence on a connection after which the server asks whether the client is alive.",
+            "seconds",
+            ge=1.0,
+            le=7200.0,
+        ),
+    ] = 20.0
+    keepalive_timeout_seconds: Annotated[
+        float,
+        about(
+            "Network",
+            "Wait for that answer before the connection is closed.",
+            "seconds",
+            ge=0.1,
+            le=600.0,
+        ),
+    ] = 10.0
+
+    served_model_name: (
+        Annotated[
+            str,
+            about(
+                "Model",
+                "Name that clients use; unset: alias, folder name, or file name without .gguf.",
+                min_length=1,
+            ),
+        ]
+        | None
+    ) = None
+    tokenizer_threads: Annotated[
+        int,
+        about("Model", "Threads that tokenize prompts.", "threads", ge=1, le=256),
+    ] = 2
+
+    max_live_requests: Annotated[
+        int,
+        about(
+            "Requests",
+            "Most requests at once, waiting ones included; more are refused with a retry hint.",
+            "requests",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 1024
+    max_waiting_requests: Annotated[
+        int,
+        about(
+            "Requests",
+            "Most requests that wait for admission; more are refused with a retry hint.",
+            "requests",
+            ge=1,
+            le=1_000_000,
+        ),
+    ] = 256
+    retry_hint_max_seconds: Annotated[
+        float,
+        about(
+            "Requests",
+            "Longest wait that the retry hint asks of a refused client.",
+            "seconds",
+            ge=0.1,
+            le=3600.0,
+        ),
+    ] = 30.0
+    max_candidates: Annotated[
+        int, about("Requests", "Most candidates of one request.", "candidates", ge=1, le=16)
+    ] = 16
+    max_chat_messages: Annotated[
+        int, about("Requests", "Most messages of one conversation.", "messages", ge=1, le=4096)
+    ] = 4096
+    max_chat_bytes: Annotated[
+        int,
+        about(
+            "Requests",
+            "Largest text that the chat template may make of a conversation.",
+            "bytes",
+            ge=1024,
+            le=1024 * MIB,
+        ),
+    ] = 4 * MIB
+    slow_reader_seconds: Annotated[
+        float,
+        about(
+            "Requests",
+            "Time that output may wait for its client before the request is cut.",
+            "seconds",
+            gt=0.0,
+            le=86400.0,
+        ),
+    ] = 30.0
+    slow_reader_buffer_bytes: Annotated[
+        int,
+        about(
+            "Requests",
+            "Output of one request that may wait for its client before the request is cut.",
+            "bytes",
+            ge=1024,
+            le=1024 * MIB,
+        ),
+    ] = MIB
+    allow_ignore_eos: Annotated[
+        bool,
+        about("Requests", "Allow ignore_eos, which benchmarks need and clients should not."),
+    ] = False
+
+    pressure_elevated_share: Annotated[
+        float,
+        about(
+            "Pressure",
+            "Share of held KV blocks at which the level ELEVATED is entered; left 0.1 below.",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.75
+    pressure_high_share: Annotated[
+        float,
+        about(
+            "Pressure",
+            "Share of held KV blocks at which the level HIGH is entered; left 0.1 below.",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.9
+
+    grace_seconds: Annotated[
+        float,
+        about(
+            "Life cycle",
+            "Time that live requests get to end after SIGTERM.",
+            "seconds",
+            ge=0.0,
+            le=86400.0,
+        ),
+    ] = 30.0
+    endpoint_removal_seconds: Annotated[
+        float,
+        about(
+            "Life cycle",
+            "Least time from SIGTERM to the closed ports, for proxies to forget this server; "
+            "5 to 10 on Kubernetes.",
+            "seconds",
+            ge=0.0,
+            le=600.0,
+        ),
+    ] = 0.0
+    engine_start_timeout_seconds: Annotated[
+        float,
+        about(
+            "Life cycle",
+            "Longest silence of a starting engine before it is killed.",
+            "seconds",
+            gt=0.0,
+            le=86400.0,
+        ),
+    ] = 300.0
+    engine_silence_seconds: Annotated[
+        float,
+        about(
+            "Life cycle",
+            "Longest silence of a ready engine, which speaks after every step and once a second "
+            "when idle, before it is taken for frozen and replaced.",
+            "seconds",
+            gt=0.0,
+            le=86400.0,
+        ),
+    ] = 300.0
+    restart_delay_seconds: Annotated[
+        float,
+        about(
+            "Life cycle",
+            "Pause before the first restart of a dead engine; doubled by each further one.",
+            "seconds",
+            ge=0.0,
+            le=600.0,
+        ),
+    ] = 0.1
+    restart_delay_max_seconds: Annotated[
+        float,
+        about("Life cycle", "Longest pause before a restart.", "seconds", ge=0.0, le=3600.0),
+    ] = 10.0
+    restart_limit: Annotated[
+        int,
+        about(
+            "Life cycle",
+            "Restarts within restart_window_seconds after which the server gives up; 0: at once.",
+            "restarts",
+            ge=0,
+            le=1000,
+        ),
+    ] = 5
+    restart_window_seconds: Annotated[
+        float,
+        about(
+            "Life cycle",
+            "Time after which a restart counts no more.",
+            "seconds",
+            gt=0.0,
+            le=86400.0,
+        ),
+    ] = 300.0
+
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        about("Logging", "Least severe records to write."),
+    ] = "info"
+    log_format: Annotated[
+        Literal["auto", "json", "console"],
+        about("Logging", "Form of the records; auto is console on a terminal, else json."),
+    ] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.restart_delay_max_seconds < self.restart_delay_seconds:
+            raise ValueError(
+                f"restart_delay_max_seconds = {self.restart_delay_max_seconds} is below "
+                f"restart_delay_seconds = {self.restart_delay_seconds}"
+            )
+        if self.pressure_high_share < self.pressure_elevated_share:
+            raise ValueError(
+                f"pressure_high_share = {self.pressure_high_share} is below "
+                f"pressure_elevated_share = {self.pressure_elevated_share}"
+            )
+        if self.port != 0 and self.port == self.admin_port:
+            raise ValueError(f"port and admin_port are both {self.port}; they must differ")
