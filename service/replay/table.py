@@ -57,6 +57,6 @@ def _add_cache(table: Table, cache: CacheFigures) -> None:
 
 def _seconds(spread: Spread) -> str:
     return (
-        f"mean {spread.mean:.2f} s, p50 {spread.p50:.2f} s,"
-        f" p99 {spread.p99:.2f} s, longest {spread.maximum:.2f} s"
+        f"mean {spread.mean:.2f}, p50 {spread.p50:.2f},"
+        f" p99 {spread.p99:.2f}, longest {spread.maximum:.2f} s"
     )

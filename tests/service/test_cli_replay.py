@@ -42,8 +42,8 @@ def test_a_replay_prints_and_writes_the_same_figures(
     assert table["recomputed tokens"] == str(document["requests"]["recomputed_tokens"])
     assert table["longest queue"] == f"{document['longest_queue']} requests"
     assert f"{document['load_line_share']:.1%} of the time" in table["at the load line"]
-    assert f"p99 {document['queue_seconds']['p99']:.2f} s" in table["queueing"]
-    assert f"p50 {document['ttft_seconds']['p50']:.2f} s" in table["time to first token"]
+    assert f"p99 {document['queue_seconds']['p99']:.2f}," in table["queueing"]
+    assert f"p50 {document['ttft_seconds']['p50']:.2f}," in table["time to first token"]
     assert {"seconds", "held_blocks", "waiting"} <= set(document["timeline"][0])
 
 

@@ -128,6 +128,26 @@ def test_a_pool_full_of_stale_reused_blocks_lets_a_new_session_become_warm() -> 
     assert cache.left(session) == 20
 
 
+def test_the_blocks_of_each_kind_are_counted_when_runs_are_cut() -> None:
+    cache = Cache("reuse-aware")
+    for first in (0, 100, 200):  # a third of a run is hit, then all is forgotten
+        cache.use(tokens(first, 30))
+        cache.use(np.append(tokens(first, 10), np.int32(-7)))
+    cache.manager.flush(None)
+    session = tokens(0, 25)
+    cache.use(session)
+    cache.use(np.append(session, np.int32(-8)))
+    for _ in range(10):
+        cache.use(tokens(6000, 1))
+    cache.start(tokens(3000, 70))
+    cache.use(tokens(4000, 3))  # the pool is full
+    cache.use(tokens(5000, 1))
+    assert cache.left(session) == 25
+    # 5 blocks were used once: fewer than were reused, which are not protected then.
+    cache.use(tokens(5001, 1))
+    assert cache.left(session) == 24
+
+
 @pytest.mark.parametrize(
     ("once_blocks", "reused_blocks", "victim", "max_blocks"),
     [
