@@ -139,8 +139,9 @@ class RadixIndex:
     def evict(self, count: int) -> Blocks:
         """Removes up to `count` evictable blocks, the policy's victims from their tails on.
 
-        O(1) per visit; every visit removes a node, ends the eviction, or exhausts what the
-        policy gives from one of its lists.
+        Answers them in this order: each block after all that continue it. O(1) per visit;
+        every visit removes a node, ends the eviction, or exhausts what the policy gives from
+        one of its lists.
         """
         taken: list[Blocks] = []
         while count > 0:
@@ -149,7 +150,7 @@ class RadixIndex:
                 break
             node = cast(Node, victim.link)
             cut = node.count - min(count, victim.max_blocks)
-            taken.append(node.blocks[cut : node.count].copy())
+            taken.append(node.blocks[cut : node.count][::-1].copy())
             self._memory.remember(self._digests(node)[cut:])
             del node.digests[cut:]
             removed = node.count - cut

@@ -59,6 +59,18 @@ def test_events_tell_what_happened_in_order() -> None:
     )
 
 
+def test_blocks_are_removed_from_the_end_of_a_prefix_on() -> None:
+    log = EventLog()
+    manager = CacheManager(9, 1, events=log)
+    replica = IndexReplica(manager.snapshot(), 1)
+    use(manager, 1, tokens(1, 2, 3, 4, 5))
+    use(manager, 2, tokens(6, 7, 8, 9, 10, 11, 12))
+    assert log.since(1)[0] == Removed(2, (5, 4, 3, 2))
+    for event in log.since(0):
+        replica.apply(event)
+    assert replica.match(A, tokens(1, 2, 3)) == [1]
+
+
 def test_a_block_that_was_known_already_is_stored_once() -> None:
     log = EventLog()
     manager = CacheManager(9, 1, events=log)
