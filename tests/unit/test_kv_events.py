@@ -113,6 +113,19 @@ def test_lost_events_are_told_and_a_snapshot_helps() -> None:
         EventLog(0)
 
 
+def test_a_block_that_was_cleared_begins_anew() -> None:
+    replica = IndexReplica(EMPTY, 1)
+    for event in (
+        Stored(1, A, None, (1, 2), (1, 2)),
+        Stored(2, B, None, (3,), (1,)),
+        Cleared(3, A),
+        Stored(4, A, None, (1,), (5,)),
+        Removed(5, (1,)),
+    ):
+        replica.apply(event)
+    assert list(replica.blocks) == [3]
+
+
 def test_a_replica_matches_whole_blocks_of_its_namespace() -> None:
     replica = IndexReplica(EMPTY, 2)
     replica.apply(Stored(1, A, None, (5, 6), (1, 2, 3, 4)))
