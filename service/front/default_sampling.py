@@ -2,7 +2,8 @@
 
 A Hugging Face folder may hold generation_config.json ("Generation strategies", transformers
 documentation). As other servers do, only the values of the samplers are taken: whether to
-sample at all is told by the temperature. GGUF files carry no such recommendation.
+sample at all is told by the temperature. GGUF files carry no such recommendation, so that of
+a packaged model is written here.
 """
 
 from __future__ import annotations
@@ -11,12 +12,15 @@ from service.engine.messages import SamplingParams
 from service.models.fields import Fields
 from service.models.source import ModelKind, ModelSource
 
+# Alias -> what the model card recommends. At temperature 1 a model of this size rambles.
+_PACKAGED = {"smollm2-135m": SamplingParams(temperature=0.2, top_p=0.9)}
+
 
 def load_default_sampling(source: ModelSource) -> SamplingParams:
     """What a request gets that does not choose for itself. Raises ModelFileError."""
     path = source.path / "generation_config.json"
     if source.kind is not ModelKind.HF_FOLDER or not path.is_file():
-        return SamplingParams()
+        return _PACKAGED.get(source.name, SamplingParams())
     fields = Fields.from_json_file(path)
     return SamplingParams(
         temperature=fields.number("temperature", 1.0, low=0.0, high=2.0),

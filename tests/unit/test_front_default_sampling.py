@@ -50,3 +50,8 @@ def test_absent_values_files_and_folders_change_nothing(tmp_path: Path) -> None:
 def test_a_bad_value_is_named(tmp_path: Path, name: str, value: object) -> None:
     with pytest.raises(ModelFileError, match=name):
         load_default_sampling(folder(tmp_path, **{name: value}))
+
+
+def test_the_packaged_model_comes_with_what_its_card_recommends() -> None:
+    source = ModelSource(ModelKind.GGUF, Path("model.gguf"), "smollm2-135m")
+    assert load_default_sampling(source) == SamplingParams(temperature=0.2, top_p=0.9)
