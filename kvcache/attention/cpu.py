@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-# Tokens gathered at a time for decoding: 6 MB of float32 for a small model. On a quiet CPU
-# with 1 MiB of L2 per core 1,024 to 4,096 are equal; on a busy one fewer groups are better.
+# Tokens gathered at a time for decoding: 6 MB of float32 for a small model. Between 1,024 and
+# 4,096 no difference was clear; on a busy machine fewer groups do better.
 GROUP_TOKENS = 4096
 
 
