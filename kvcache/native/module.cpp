@@ -1,5 +1,8 @@
 // The Python face of the core: kvcache._native.NativeCore. Limited API, so that one build serves
 // every later Python. Arguments are positional; kvcache.core.CacheCore documents them.
+//
+// Written against the C API: a binding library would be one more dependency of the build for
+// twenty functions, and cost more a call than most of them take.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

@@ -97,6 +97,17 @@ class TestNativeCore:
         assert native.counts() == python.counts()
         assert native.counts()[1] > 20, "the cache was in use"
 
+    def test_colliding_digests_do_not_make_one_namespace_wait_for_another(self) -> None:
+        from kvcache._native import NativeCore
+
+        core = NativeCore(40, 2, 0, 0, digest_bits=0)
+        tokens = np.arange(5, dtype=np.int32)
+        core.begin(1, b"red", tokens, True, (0, 0, 0), True)
+        core.begin(2, b"blue", tokens + 9, True, (0, 0, 0), True)
+        assert core.pending_blocks(b"red", tokens, 2) == 2
+        assert core.pending_blocks(b"blue", tokens, 2) == 0
+        core.audit()
+
     def test_a_stale_match_serves_nothing(self) -> None:
         from kvcache._native import NativeCore
 
