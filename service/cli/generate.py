@@ -28,7 +28,10 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("prompt", type=utf8_text, help='the prompt; "-" reads it from stdin')
+    parser.usage = "%(prog)s PROMPT [options]"
+    parser.add_argument(
+        "prompt", metavar="PROMPT", type=utf8_text, help='the prompt; "-" reads it from stdin'
+    )
     parser.add_argument(
         "-c", "--chat", action="store_true", help="answer the prompt instead of continuing it"
     )
@@ -74,18 +77,20 @@ async def _answer(client: PlimsollClient, prompt: str, arguments: argparse.Names
     live = arguments.candidates == 1 and not arguments.json
     async with _start(client, prompt, arguments) as stream:
         chunks = []
-        async for chunk in stream:
-            clock.record(chunk)
-            chunks.append(chunk)
-            if live:
-                print(chunk.text, end="", flush=True)
+        try:
+            async for chunk in stream:
+                clock.record(chunk)
+                chunks.append(chunk)
+                if live:
+                    print(chunk.text, end="", flush=True)
+        finally:  # what broke it is told on a line of its own
+            if live and chunks:
+                print(flush=True)
         answer = stream.generation(chunks)
     if arguments.json:
         print(json.dumps(_as_json(answer, stream, clock), ensure_ascii=False))
         return
-    if live:
-        print()
-    else:
+    if not live:
         for candidate in answer.candidates:
             print(f"[{candidate.index}] {candidate.text}")
     if not arguments.quiet:

@@ -16,6 +16,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "%(prog)s [options]"
     parser.add_argument(
         "--json", action="store_true", help="print GetModelResponse in protobuf's JSON form"
     )

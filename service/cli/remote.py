@@ -88,6 +88,13 @@ def explain(error: PlimsollError, target: str) -> str:
     """One line for people: what happened and what to do."""
     if error.code is grpc.StatusCode.UNAVAILABLE and not error.reason:
         return f"no server answers at {target}; start one with `plimsoll serve`, or see --server"
+    if error.code is grpc.StatusCode.UNIMPLEMENTED and not error.reason:
+        return (
+            f"{target} does not answer this call; the inference port (9000 by default) and the"
+            " admin port (9001) are apart"
+        )
+    if error.reason == "NOT_READY":
+        return f"the server at {target} is still loading its model; try again when it is ready"
     if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "the time given with --timeout is over"
     if error.reason == "FEATURE_DISABLED" and "ignore_eos" in str(error):

@@ -21,7 +21,10 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("text", type=utf8_text, help='the text; "-" reads it from stdin')
+    parser.usage = "%(prog)s TEXT [options]"
+    parser.add_argument(
+        "text", metavar="TEXT", type=utf8_text, help='the text; "-" reads it from stdin'
+    )
     parser.add_argument("-c", "--chat", action="store_true", help="through the chat template")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_server_arguments(parser)

@@ -24,6 +24,7 @@ from service.client.requests import (
     Conversation,
     Message,
     Prompt,
+    Role,
     tokenize_request,
     unary_request,
 )
@@ -118,13 +119,13 @@ class PlimsollClient:
 
     def chat_stream(
         self,
-        messages: Sequence[Message] | Conversation,
+        messages: str | Sequence[Message] | Conversation,
         options: GenerationOptions | None = None,
         *,
         request_id: str = "",
         timeout_seconds: float | None = None,
     ) -> GenerationStream:
-        """Streams the next message of a conversation; arguments as `stream`."""
+        """Streams the answer to a question or a conversation; arguments as `stream`."""
         return self._stream(_conversation(messages), options, request_id, timeout_seconds)
 
     async def generate(
@@ -140,13 +141,13 @@ class PlimsollClient:
 
     async def chat(
         self,
-        messages: Sequence[Message] | Conversation,
+        messages: str | Sequence[Message] | Conversation,
         options: GenerationOptions | None = None,
         *,
         request_id: str = "",
         timeout_seconds: float | None = None,
     ) -> Generation:
-        """The whole next message of a conversation; arguments as `stream`."""
+        """The whole answer to a question or a conversation; arguments as `stream`."""
         return await self._generate(_conversation(messages), options, request_id, timeout_seconds)
 
     async def tokenize(
@@ -267,5 +268,7 @@ class PlimsollClient:
         return Generation.from_proto(answer)
 
 
-def _conversation(messages: Sequence[Message] | Conversation) -> Conversation:
+def _conversation(messages: str | Sequence[Message] | Conversation) -> Conversation:
+    if isinstance(messages, str):
+        messages = [Message(Role.USER, messages)]
     return messages if isinstance(messages, Conversation) else Conversation(messages)

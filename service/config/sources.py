@@ -312,6 +312,10 @@ def _from_file(path: Path, settings: Mapping[str, Setting]) -> dict[str, tuple[o
         for name, item in table.items():
             source = f"file {path}"
             known = [s.name for s in settings.values() if s.section == section]
+            if name not in known and name in settings:
+                home = settings[name].section
+                place = f"in the table [{home}]" if home else "above the tables"
+                raise SettingError(name, item, source, f"belongs {place}")
             if name not in known:
                 where = f"{source}, table [{section}]" if section else source
                 raise UnknownSettingError(name, where, [*settings, *sections])

@@ -13,7 +13,7 @@ class ModelFileError(Exception):
         self.field = field
         self.value = value
         self.reason = reason
-        shown = repr(value)
+        shown = "" if value is None else f" = {value!r}"  # None: there is none to show
         if len(shown) > 200:
             shown = shown[:200] + "…"
-        super().__init__(f"{path}: {field} = {shown}: {reason}")
+        super().__init__(f"{path}: {field}{shown}: {reason}")

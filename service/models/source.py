@@ -79,7 +79,7 @@ def _from_folder(folder: Path, name: str) -> ModelSource:
         raise ModelFileError(
             folder,
             "model",
-            [file.name for file in files],
-            "the folder has no config.json, and not exactly one .gguf file",
+            name,
+            f"the folder has no config.json, and {len(files)} .gguf files instead of one",
         )
     return ModelSource(ModelKind.GGUF, files[0], name)

@@ -28,7 +28,7 @@ def hf_vocabulary(folder: Path) -> Vocabulary:
     path = folder / _TOKENIZER
     if not path.is_file():
         raise ModelFileError(
-            folder, _TOKENIZER, None, "is missing; a tokenizer.model alone cannot be read"
+            folder, _TOKENIZER, None, "is missing (a tokenizer.model alone cannot be read)"
         )
     base = _read_tokenizer(path)
     if not isinstance(base.model, BPE):

@@ -58,6 +58,14 @@ async def test_chat(client: PlimsollClient, server: ApiServer) -> None:
     assert options["continue_final_message"] is True
 
 
+async def test_a_question_is_a_chat_of_one_user_message(
+    client: PlimsollClient, server: ApiServer
+) -> None:
+    await client.chat("Hi")
+    sent, _ = server.front.chat
+    assert [(message.role, message.content) for message in sent] == [("user", "Hi")]
+
+
 async def test_tokenize_and_detokenize(client: PlimsollClient) -> None:
     assert await client.tokenize("ab") == Tokenization((299, 97, 98), 100, 1)
     assert (await client.tokenize([Message(Role.USER, "a")])).token_ids == (1, 97)

@@ -6,12 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
 from service.cli import main
 from service.cli.conversation import ChatHistory
 from service.cli.loading import LoadingDisplay, amount
-from service.client import Message, Role
+from service.cli.remote import explain
+from service.client import Message, PlimsollError, Role
 from service.engine.messages import Loading
 
 COMMANDS = ("serve", "generate", "chat", "bench", "replay", "tokenize", "model", "stats", "version")
@@ -171,3 +173,18 @@ def test_loading_is_told_once_per_stage_off_a_terminal(
 )
 def test_amounts_of_loading(loading: Loading, shown: str) -> None:
     assert amount(loading) == shown
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (PlimsollError("", grpc.StatusCode.UNAVAILABLE), "no server answers at h:1"),
+        (PlimsollError("", grpc.StatusCode.UNAVAILABLE, "NOT_READY"), "h:1 is still loading"),
+        (PlimsollError("", grpc.StatusCode.UNIMPLEMENTED), "h:1 does not answer this call"),
+        (PlimsollError("why", grpc.StatusCode.UNIMPLEMENTED, "FEATURE_DISABLED"), "why"),
+    ],
+)
+def test_what_keeps_a_command_from_its_server_is_said_in_plain_words(
+    error: PlimsollError, words: str
+) -> None:
+    assert words in explain(error, "h:1")

@@ -111,11 +111,27 @@ def test_unknown_names_are_errors_with_a_hint(tmp_path: Path) -> None:
     file.write_text("prot = 1\n")
     with pytest.raises(UnknownSettingError, match=r"prot \(file .*did you mean port"):
         load_settings(config_file=file)
-    file.write_text("[engine]\nport = 1\n")
-    with pytest.raises(UnknownSettingError, match=r"port \(file .*table \[engine\]"):
+    file.write_text("[engine]\nprot = 1\n")
+    with pytest.raises(UnknownSettingError, match=r"prot \(file .*table \[engine\]"):
         load_settings(config_file=file)
     with pytest.raises(UnknownSettingError, match="whatever"):
         load_settings({"whatever": 1})
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("kv_blocks = 9\n", r"kv_blocks = 9 .* in the table \[engine\]"),
+        ("[engine]\nport = 1\n", "port = 1 .* above the tables"),
+    ],
+)
+def test_a_setting_in_the_wrong_table_is_told_its_place(
+    tmp_path: Path, text: str, place: str
+) -> None:
+    file = tmp_path / "s.toml"
+    file.write_text(text)
+    with pytest.raises(SettingError, match=place):
+        load_settings(config_file=file)
 
 
 def test_variables_of_a_kubernetes_service_named_plimsoll_are_not_settings() -> None:

@@ -169,7 +169,7 @@ def test_eos_ids_come_from_both_files(tmp_path: Path) -> None:
     ("fields", "complaint"),
     [
         ({"model_type": "gpt2"}, "model_type = 'gpt2': not supported (supported: llama, mistral"),
-        ({"model_type": None}, "model_type = None: is missing"),
+        ({"model_type": None}, "model_type: is missing"),
         ({"vocab_size": "many"}, "vocab_size = 'many': must be an integer"),
         ({"vocab_size": True}, "vocab_size = True: must be an integer"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000: must be 1 to 4096"),
