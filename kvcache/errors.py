@@ -105,6 +105,14 @@ class StalePlanError(KVCacheError):
         self.short_blocks = short_blocks
 
 
+class NativeCoreMissingError(KVCacheError):
+    """The native core was demanded and cannot be loaded: it was not built, or not for this host."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"the native core of kvcache cannot be loaded: {reason}")
+        self.reason = reason
+
+
 class ArenaError(KVCacheError):
     """The memory of the pool cannot be had, or cannot be given back yet."""
 

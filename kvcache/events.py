@@ -10,7 +10,6 @@ what continues it. So the replica is the index, not a guess at it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -123,16 +122,15 @@ class EventLog:
         return self.last_number
 
 
-def take_snapshot(nodes: Iterable[Node], number: int, block_tokens: int) -> IndexSnapshot:
-    """The runs of an index, `nodes` with parents first, as it is after event `number`."""
-    return IndexSnapshot(number, tuple(_run(node, number, block_tokens) for node in nodes))
+# Namespace, parent, blocks, and token_ids, as in Stored.
+Run = tuple[bytes, int | None, tuple[int, ...], tuple[int, ...]]
 
 
-def _run(node: Node, number: int, block_tokens: int) -> Stored:
+def run_of(node: Node, block_tokens: int) -> Run:
+    """What a node of the index contains."""
     parent = node.parent
     assert parent is not None
-    return Stored(
-        number,
+    return (
         node.namespace,
         None if parent.parent is None else int(parent.blocks[parent.count - 1]),
         tuple(node.blocks[: node.count].tolist()),

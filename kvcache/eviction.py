@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple, Protocol, get_args
 from kvcache.errors import InvalidArgumentError
 
 PolicyName = Literal["reuse-aware", "lru"]
+REUSE_WEIGHT = 2  # a reused block counts as idle for one part in so many of the time
+PROTECTED_SHARE = 0.25  # of the pool, for reused blocks
 
 
 class Link:
@@ -119,7 +121,13 @@ class ReuseAwarePolicy:
     parent, and counts as idle longer.
     """
 
-    def __init__(self, pool_blocks: int, *, weight: int = 2, protected_share: float = 0.25) -> None:
+    def __init__(
+        self,
+        pool_blocks: int,
+        *,
+        weight: int = REUSE_WEIGHT,
+        protected_share: float = PROTECTED_SHARE,
+    ) -> None:
         self._once = LruPolicy()
         self._reused = LruPolicy()
         self._once_blocks = 0

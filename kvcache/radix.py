@@ -151,7 +151,7 @@ class RadixIndex:
             node = cast(Node, victim.link)
             cut = node.count - min(count, victim.max_blocks)
             taken.append(node.blocks[cut : node.count][::-1].copy())
-            self._memory.remember(self._digests(node)[cut:])
+            self._memory.remember(reversed(self._digests(node)[cut:]))
             del node.digests[cut:]
             removed = node.count - cut
             count -= removed

@@ -68,6 +68,13 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         ]
         | None
     ) = None
+    kv_core: Annotated[
+        Literal["auto", "native", "python"],
+        about(
+            "KV cache",
+            "Code that manages the blocks; auto: native where it was built, else python.",
+        ),
+    ] = "auto"
     max_context_tokens: (
         Annotated[
             int,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
 from kvcache import CacheManager
+from kvcache.errors import NativeCoreMissingError
 from service.config import EngineSettings
 from service.engine.channel import Channel, ChannelClosed
 from service.engine.core import EngineCore
@@ -40,10 +41,10 @@ def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
     began_seconds = time.monotonic()
     try:
         built = build(settings, channel.send)
-    except (StartError, ModelFileError) as error:
+        manager = CacheManager(built.num_blocks, settings.block_tokens, core=settings.kv_core)
+    except (StartError, ModelFileError, NativeCoreMissingError) as error:
         channel.send(StartFailed(str(error)))
         return EXIT_START_FAILED
-    manager = CacheManager(built.num_blocks, settings.block_tokens)
     core = EngineCore(built.runner, manager, settings, built.max_context_tokens)
     channel.send(
         Ready(

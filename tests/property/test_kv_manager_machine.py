@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from kv_cores import needs_native
 
 from kvcache import AdmissionRequest, CacheManager, Fits, NeverFits, NotNow
+from kvcache.core import CoreChoice
 
 NAMESPACES = (b"red", b"blue")
 Key = tuple[bytes, tuple[int, ...]]
@@ -52,11 +54,13 @@ class Entry:
 class CacheMachine(RuleBasedStateMachine):
     """Every rule is one call of a scheduler; the invariants look at everything."""
 
+    core: CoreChoice = "python"
+
     @initialize(block_tokens=st.sampled_from([1, 2, 3, 4, 16]), usable=st.integers(1, 14))
     def start(self, block_tokens: int, usable: int) -> None:
         self.size = block_tokens
         self.usable = usable
-        self.manager = CacheManager(usable + 1, block_tokens)
+        self.manager = CacheManager(usable + 1, block_tokens, policy="lru", core=self.core)
         assert self.manager.usable_blocks == usable
         self.live: dict[int, Mirror] = {}
         self.preempted: list[Mirror] = []
@@ -308,6 +312,13 @@ class CacheMachine(RuleBasedStateMachine):
                 assert self.content[slot] == tuple(mirror.tokens[: position + 1])
 
 
+class NativeCacheMachine(CacheMachine):
+    core = "native"
+
+
 TestCacheMachine = CacheMachine.TestCase
 TestCacheMachine.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestCacheMachine.pytestmark = [pytest.mark.slow]
+TestNativeCacheMachine = NativeCacheMachine.TestCase
+TestNativeCacheMachine.settings = TestCacheMachine.settings
+TestNativeCacheMachine.pytestmark = [pytest.mark.slow, needs_native]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import pytest
+from kv_cores import NewManager, needs_native
 
 from kvcache import AdmissionRequest, CacheManager, Fits, FlushResult, MissReason, NeverFits, NotNow
 from kvcache.errors import (
@@ -16,6 +18,12 @@ from kvcache.errors import (
 )
 
 RED, BLUE = b"red", b"blue"
+
+
+@pytest.fixture(params=["python", pytest.param("native", marks=needs_native)])
+def new_manager(request: pytest.FixtureRequest) -> NewManager:
+    """Makes a manager from num_blocks and block_tokens, once with each core."""
+    return partial(CacheManager, core=request.param)
 
 
 def request(
@@ -59,24 +67,28 @@ def serve(manager: CacheManager, wanted: AdmissionRequest) -> int:
 
 
 @pytest.mark.parametrize("block_tokens", [1, 4, 16, 256])
-def test_capacity_is_exact_and_the_null_block_is_not_part_of_it(block_tokens: int) -> None:
+def test_capacity_is_exact_and_the_null_block_is_not_part_of_it(
+    new_manager: NewManager, block_tokens: int
+) -> None:
     usable = 8
     limit = usable * block_tokens
-    manager = CacheManager(usable + 1, block_tokens)
+    manager = new_manager(usable + 1, block_tokens)
     assert manager.usable_blocks == usable
     for tokens in (limit - 1, limit):
         assert serve(manager, request(1, range(tokens), use_cache=False)) == 0
     assert manager.admit(request(1, range(limit + 1))) == NeverFits(9, 8, limit)
 
 
-def test_never_fits_does_not_depend_on_what_is_live() -> None:
-    manager = CacheManager(9, 4)
+def test_never_fits_does_not_depend_on_what_is_live(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
     run(manager, request(1, range(30)))
     assert manager.admit(request(2, range(33))) == NeverFits(9, 8, 32)
 
 
-def test_not_now_says_how_many_blocks_are_short_and_who_holds_the_most() -> None:
-    manager = CacheManager(9, 4)
+def test_not_now_says_how_many_blocks_are_short_and_who_holds_the_most(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(9, 4)
     run(manager, request(1, range(4)))
     run(manager, request(2, range(100, 120)))
     assert manager.admit(request(3, range(200, 216))) == NotNow(short_blocks=2, holders=(2, 1))
@@ -84,8 +96,8 @@ def test_not_now_says_how_many_blocks_are_short_and_who_holds_the_most() -> None
     assert isinstance(manager.admit(request(3, range(200, 216))), Fits)
 
 
-def test_admission_changes_nothing() -> None:
-    manager = CacheManager(9, 4)
+def test_admission_changes_nothing(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
     serve(manager, request(1, range(20)))
     before = manager.stats()
     for _ in range(3):
@@ -94,8 +106,10 @@ def test_admission_changes_nothing() -> None:
     assert manager.stats() == before
 
 
-def test_evictable_blocks_count_as_available_unless_they_are_the_requests_own_hits() -> None:
-    manager = CacheManager(9, 4)
+def test_evictable_blocks_count_as_available_unless_they_are_the_requests_own_hits(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(9, 4)
     serve(manager, request(1, range(20)))  # 5 blocks, all cached; 3 free
     alike = request(2, [*range(20), *range(50, 62)])  # 8 blocks of which 5 hit
     assert manager.admit(alike) == Fits(20, 3, plan=None)  # type: ignore[arg-type]
@@ -103,38 +117,44 @@ def test_evictable_blocks_count_as_available_unless_they_are_the_requests_own_hi
     assert manager.admit(alike) == NotNow(short_blocks=1, holders=(3,))
 
 
-def test_hits_that_a_live_sequence_holds_take_nothing_from_what_is_available() -> None:
-    manager = CacheManager(6, 4)
+def test_hits_that_a_live_sequence_holds_take_nothing_from_what_is_available(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(6, 4)
     run(manager, request(1, range(16)))
     assert begin(manager, request(2, [*range(16), 99])) == 16
     assert manager.stats().shared == 4
     assert manager.stats().free == 0
 
 
-def test_headroom_is_kept_beside_live_sequences_and_ignored_on_an_idle_pool() -> None:
-    manager = CacheManager(9, 4)
+def test_headroom_is_kept_beside_live_sequences_and_ignored_on_an_idle_pool(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(9, 4)
     assert isinstance(manager.admit(request(1, range(32), headroom_blocks=4)), Fits)
     run(manager, request(1, range(8)))
     assert isinstance(manager.admit(request(2, range(50, 66), headroom_blocks=2)), Fits)
     assert manager.admit(request(2, range(50, 66), headroom_blocks=3)) == NotNow(1, (1,))
 
 
-def test_an_idle_pool_admits_everything_that_can_ever_fit() -> None:
-    manager = CacheManager(9, 4)
+def test_an_idle_pool_admits_everything_that_can_ever_fit(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
     for first in range(0, 1000, 100):
         serve(manager, request(1, range(first, first + 32), headroom_blocks=8))
 
 
-def test_a_hit_never_covers_the_last_token() -> None:
-    manager = CacheManager(9, 4)
+def test_a_hit_never_covers_the_last_token(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
     serve(manager, request(1, range(12)))
     assert serve(manager, request(2, range(12))) == 8
     assert serve(manager, request(2, range(13))) == 12
     assert manager.lookup(RED, np.arange(12, dtype=np.int32)) == 8
 
 
-def test_a_plan_survives_changes_in_between_if_the_sequence_still_fits() -> None:
-    manager = CacheManager(9, 4)
+def test_a_plan_survives_changes_in_between_if_the_sequence_still_fits(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(9, 4)
     answer = manager.admit(request(1, range(12)))
     serve(manager, request(2, range(12)))
     assert isinstance(answer, Fits)
@@ -142,8 +162,8 @@ def test_a_plan_survives_changes_in_between_if_the_sequence_still_fits() -> None
     assert manager.begin(answer) == 8, "the plan is made anew"
 
 
-def test_a_stale_plan_that_does_not_fit_any_more_changes_nothing() -> None:
-    manager = CacheManager(9, 4)
+def test_a_stale_plan_that_does_not_fit_any_more_changes_nothing(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
     answers = [manager.admit(request(number, range(number, number + 20))) for number in (1, 2)]
     assert isinstance(answers[0], Fits)
     assert isinstance(answers[1], Fits)
@@ -156,8 +176,8 @@ def test_a_stale_plan_that_does_not_fit_any_more_changes_nothing() -> None:
     manager.audit()
 
 
-def test_one_id_cannot_be_live_twice() -> None:
-    manager = CacheManager(9, 4)
+def test_one_id_cannot_be_live_twice(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
     answer = manager.admit(request(1, range(4)))
     assert isinstance(answer, Fits)
     manager.begin(answer)
@@ -166,7 +186,7 @@ def test_one_id_cannot_be_live_twice() -> None:
     manager.audit()
 
 
-def test_malformed_requests_name_the_field_and_the_limit() -> None:
+def test_malformed_requests_name_the_field_and_the_limit(new_manager: NewManager) -> None:
     with pytest.raises(InvalidArgumentError, match="token_ids is 'int64 array of shape"):
         AdmissionRequest(1, np.arange(4), RED)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"token_ids is .* at least one token"):
@@ -176,16 +196,16 @@ def test_malformed_requests_name_the_field_and_the_limit() -> None:
     with pytest.raises(InvalidArgumentError, match="headroom_blocks is -2"):
         request(1, [1], headroom_blocks=-2)
     with pytest.raises(InvalidArgumentError, match="block_tokens is 0"):
-        CacheManager(9, 0)
+        new_manager(9, 0)
     with pytest.raises(InvalidArgumentError, match="flat int32"):
-        CacheManager(9, 4).lookup(RED, np.arange(4, dtype=np.int64))  # type: ignore[arg-type]
+        new_manager(9, 4).lookup(RED, np.arange(4, dtype=np.int64))  # type: ignore[arg-type]
 
 
 # --- growth and commits ---
 
 
-def test_an_append_takes_a_block_only_when_the_last_one_is_full() -> None:
-    manager = CacheManager(9, 4)
+def test_an_append_takes_a_block_only_when_the_last_one_is_full(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
     begin(manager, request(1, range(3)))
     assert [manager.append(1, 7) for _ in range(6)] == [0] * 6
     assert manager.block_table(1).tolist() == [1, 2, 3]
@@ -193,8 +213,8 @@ def test_an_append_takes_a_block_only_when_the_last_one_is_full() -> None:
     manager.audit()
 
 
-def test_an_append_evicts_before_it_gives_up() -> None:
-    manager = CacheManager(4, 4)
+def test_an_append_evicts_before_it_gives_up(new_manager: NewManager) -> None:
+    manager = new_manager(4, 4)
     serve(manager, request(1, range(8)))
     begin(manager, request(2, range(50, 54)))
     assert [manager.append(2, token) for token in range(8)] == [0] * 8
@@ -206,8 +226,8 @@ def test_an_append_evicts_before_it_gives_up() -> None:
     manager.audit()
 
 
-def test_blocks_of_a_preempted_sequence_can_be_used_at_once() -> None:
-    manager = CacheManager(5, 4)
+def test_blocks_of_a_preempted_sequence_can_be_used_at_once(new_manager: NewManager) -> None:
+    manager = new_manager(5, 4)
     run(manager, request(1, range(8)))
     run(manager, request(2, range(50, 58)))
     assert manager.append(1, 1) == 1
@@ -216,8 +236,10 @@ def test_blocks_of_a_preempted_sequence_can_be_used_at_once() -> None:
     manager.audit()
 
 
-def test_two_identical_prompts_in_one_batch_end_with_one_copy_and_two_valid_tables() -> None:
-    manager = CacheManager(20, 4)
+def test_two_identical_prompts_in_one_batch_end_with_one_copy_and_two_valid_tables(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(20, 4)
     begin(manager, request(1, range(16)))
     begin(manager, request(2, range(16)))
     assert set(manager.block_table(1)) & set(manager.block_table(2)) == set()
@@ -233,8 +255,8 @@ def test_two_identical_prompts_in_one_batch_end_with_one_copy_and_two_valid_tabl
     manager.audit()
 
 
-def test_a_duplicate_of_a_cached_block_revives_the_cached_one() -> None:
-    manager = CacheManager(20, 4)
+def test_a_duplicate_of_a_cached_block_revives_the_cached_one(new_manager: NewManager) -> None:
+    manager = new_manager(20, 4)
     begin(manager, request(1, range(9)))
     serve(manager, request(2, range(9)))
     cached = manager.stats().cached
@@ -243,16 +265,16 @@ def test_a_duplicate_of_a_cached_block_revives_the_cached_one() -> None:
     manager.audit()
 
 
-def test_partial_blocks_are_not_shared() -> None:
-    manager = CacheManager(20, 4)
+def test_partial_blocks_are_not_shared(new_manager: NewManager) -> None:
+    manager = new_manager(20, 4)
     run(manager, request(1, range(7)))
     manager.release(1)
     stats = manager.stats()
     assert (stats.cached, stats.free) == (1, 18)
 
 
-def test_what_is_not_computed_is_not_shared() -> None:
-    manager = CacheManager(20, 4)
+def test_what_is_not_computed_is_not_shared(new_manager: NewManager) -> None:
+    manager = new_manager(20, 4)
     begin(manager, request(1, range(16)))
     manager.commit(1, 8)
     assert manager.lookup(RED, np.arange(16, dtype=np.int32)) == 8
@@ -261,15 +283,19 @@ def test_what_is_not_computed_is_not_shared() -> None:
     assert manager.stats().free == 17
 
 
-def test_a_sequence_that_does_not_publish_may_hit_and_leaves_nothing() -> None:
-    manager = CacheManager(20, 4)
+def test_a_sequence_that_does_not_publish_may_hit_and_leaves_nothing(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(20, 4)
     serve(manager, request(1, range(8)))
     assert serve(manager, request(2, range(20), publish=False)) == 8
     assert manager.stats().cached == 2
 
 
-def test_a_sequence_that_does_not_use_the_cache_computes_everything() -> None:
-    manager = CacheManager(20, 4)
+def test_a_sequence_that_does_not_use_the_cache_computes_everything(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(20, 4)
     serve(manager, request(1, range(8)))
     assert serve(manager, request(2, range(9), use_cache=False)) == 0
     assert manager.stats().misses[MissReason.DISABLED] == 1
@@ -277,8 +303,8 @@ def test_a_sequence_that_does_not_use_the_cache_computes_everything() -> None:
 
 
 @pytest.mark.parametrize("computed", [3, 10])
-def test_a_commit_outside_the_tokens_is_refused(computed: int) -> None:
-    manager = CacheManager(20, 4)
+def test_a_commit_outside_the_tokens_is_refused(new_manager: NewManager, computed: int) -> None:
+    manager = new_manager(20, 4)
     begin(manager, request(1, range(9)))
     manager.commit(1, 4)
     with pytest.raises(InvalidArgumentError, match=r"from 4 .* to 9"):
@@ -287,15 +313,15 @@ def test_a_commit_outside_the_tokens_is_refused(computed: int) -> None:
     manager.audit()
 
 
-def test_a_block_table_cannot_be_written_through() -> None:
-    manager = CacheManager(20, 4)
+def test_a_block_table_cannot_be_written_through(new_manager: NewManager) -> None:
+    manager = new_manager(20, 4)
     begin(manager, request(1, range(9)))
     with pytest.raises(ValueError, match="read-only"):
         manager.block_table(1)[0] = 5
 
 
-def test_the_generated_tokens_of_a_turn_are_hits_of_the_next_one() -> None:
-    manager = CacheManager(40, 4)
+def test_the_generated_tokens_of_a_turn_are_hits_of_the_next_one(new_manager: NewManager) -> None:
+    manager = new_manager(40, 4)
     begin(manager, request(1, range(6)))
     manager.commit(1, 6)
     for token in range(100, 110):
@@ -309,8 +335,8 @@ def test_the_generated_tokens_of_a_turn_are_hits_of_the_next_one() -> None:
 # --- namespaces ---
 
 
-def test_only_one_namespace_shares() -> None:
-    manager = CacheManager(20, 4)
+def test_only_one_namespace_shares(new_manager: NewManager) -> None:
+    manager = new_manager(20, 4)
     serve(manager, request(1, range(9), RED))
     assert serve(manager, request(2, range(9), BLUE)) == 0
     assert serve(manager, request(3, range(9), RED)) == 8
@@ -320,8 +346,8 @@ def test_only_one_namespace_shares() -> None:
 # --- ends ---
 
 
-def test_release_is_idempotent_in_every_phase() -> None:
-    manager = CacheManager(20, 4)
+def test_release_is_idempotent_in_every_phase(new_manager: NewManager) -> None:
+    manager = new_manager(20, 4)
     assert not manager.release(1)
     for computed in range(10):
         begin(manager, request(1, range(9), use_cache=False))
@@ -332,8 +358,10 @@ def test_release_is_idempotent_in_every_phase() -> None:
     assert manager.stats().held == 0
 
 
-def test_a_preempted_sequence_finds_its_blocks_again_and_its_hits_are_counted_apart() -> None:
-    manager = CacheManager(20, 4)
+def test_a_preempted_sequence_finds_its_blocks_again_and_its_hits_are_counted_apart(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(20, 4)
     run(manager, request(1, range(9)))
     manager.preempt(1)
     assert run(manager, request(1, range(9), resumed=True)) == 8
@@ -342,8 +370,8 @@ def test_a_preempted_sequence_finds_its_blocks_again_and_its_hits_are_counted_ap
     assert (stats.lookup_tokens, stats.hit_tokens) == (9, 0)
 
 
-def test_operations_on_unknown_sequences_raise() -> None:
-    manager = CacheManager(20, 4)
+def test_operations_on_unknown_sequences_raise(new_manager: NewManager) -> None:
+    manager = new_manager(20, 4)
     for operation in (
         manager.block_table,
         manager.num_tokens,
@@ -358,8 +386,8 @@ def test_operations_on_unknown_sequences_raise() -> None:
     assert manager.stats().preemptions == 0
 
 
-def test_the_recompute_cost_leaves_out_what_others_hold() -> None:
-    manager = CacheManager(20, 4)
+def test_the_recompute_cost_leaves_out_what_others_hold(new_manager: NewManager) -> None:
+    manager = new_manager(20, 4)
     run(manager, request(1, range(16)))
     assert manager.recompute_tokens(1) == 16
     run(manager, request(2, [*range(8), 50, 51]))
@@ -370,8 +398,10 @@ def test_the_recompute_cost_leaves_out_what_others_hold() -> None:
 # --- flush ---
 
 
-def test_a_flush_drops_what_is_cached_and_leaves_live_sequences_their_blocks() -> None:
-    manager = CacheManager(20, 4)
+def test_a_flush_drops_what_is_cached_and_leaves_live_sequences_their_blocks(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(20, 4)
     serve(manager, request(1, range(16)))
     run(manager, request(2, [*range(8), 50, 51]))
     table = manager.block_table(2).tolist()
@@ -389,8 +419,8 @@ def test_a_flush_drops_what_is_cached_and_leaves_live_sequences_their_blocks() -
     manager.audit()
 
 
-def test_a_flush_of_one_namespace_spares_the_others() -> None:
-    manager = CacheManager(20, 4)
+def test_a_flush_of_one_namespace_spares_the_others(new_manager: NewManager) -> None:
+    manager = new_manager(20, 4)
     serve(manager, request(1, range(9), RED))
     run(manager, request(2, range(9), BLUE))
     assert manager.flush(RED) == FlushResult(2, 0)
@@ -404,8 +434,8 @@ def test_a_flush_of_one_namespace_spares_the_others() -> None:
 # --- pending prefixes ---
 
 
-def test_a_prefix_that_is_being_computed_is_worth_waiting_for() -> None:
-    manager = CacheManager(40, 4)
+def test_a_prefix_that_is_being_computed_is_worth_waiting_for(new_manager: NewManager) -> None:
+    manager = new_manager(40, 4)
     waiting = request(2, [*range(16), 99])
     assert manager.pending_prefix(waiting) == 0
     begin(manager, request(1, range(18)))
@@ -422,8 +452,10 @@ def test_a_prefix_that_is_being_computed_is_worth_waiting_for() -> None:
 
 
 @pytest.mark.parametrize("end", ["release", "flush"])
-def test_nobody_waits_for_a_prefill_that_will_not_publish(end: str) -> None:
-    manager = CacheManager(40, 4)
+def test_nobody_waits_for_a_prefill_that_will_not_publish(
+    new_manager: NewManager, end: str
+) -> None:
+    manager = new_manager(40, 4)
     begin(manager, request(1, range(16)))
     begin(manager, request(3, range(16), publish=False))
     manager.release(1) if end == "release" else manager.flush(RED)
@@ -433,8 +465,8 @@ def test_nobody_waits_for_a_prefill_that_will_not_publish(end: str) -> None:
 # --- why a lookup missed ---
 
 
-def test_every_miss_is_counted_with_its_reason() -> None:
-    manager = CacheManager(9, 4)
+def test_every_miss_is_counted_with_its_reason(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
 
     def reason_of(wanted: AdmissionRequest) -> MissReason | None:
         before = manager.stats().misses
@@ -458,8 +490,8 @@ def test_every_miss_is_counted_with_its_reason() -> None:
 # --- figures ---
 
 
-def test_figures_are_right_at_any_time_without_a_step() -> None:
-    manager = CacheManager(9, 4)
+def test_figures_are_right_at_any_time_without_a_step(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
     begin(manager, request(1, range(10)))
     stats = manager.stats()
     assert (stats.total, stats.free, stats.held, stats.cached) == (8, 5, 3, 0)
