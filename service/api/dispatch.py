@@ -206,6 +206,9 @@ async def _serve(
         # Sending the status waits for a client that does not read; resources do not.
         call.finish()
         await errors.abort(context, fault, call.request_id)
+    finally:
+        # gRPC's own notice of the end may come after the handler has left and the engine stopped.
+        call.finish()
 
 
 def _identify(call: Call, request: message.Message, metadata: dict[str, str | bytes]) -> None:

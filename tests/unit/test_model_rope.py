@@ -67,7 +67,7 @@ def test_frequencies_equal_those_of_transformers(kind: str, style: str, tmp_path
     ("scaling", "field"),
     [
         ({"rope_type": "longrope"}, "rope_scaling.rope_type = 'longrope'"),
-        ({"rope_type": "linear"}, "rope_scaling.factor = None"),
+        ({"rope_type": "linear"}, "rope_scaling.factor: is missing"),
         ({"rope_type": "linear", "factor": "8"}, "rope_scaling.factor = '8'"),
         (SCALINGS["llama3"] | {"high_freq_factor": 0.5}, "rope_scaling.high_freq_factor = 0.5"),
         (SCALINGS["yarn"] | {"mscale": 0.7}, "rope_scaling.mscale = 0.7"),
