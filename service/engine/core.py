@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
 from numpy.typing import NDArray
 
 from kvcache import CacheManager
+from kvcache.tokens import token_array
 from service.engine.batch import build_batch
 from service.engine.messages import (
     EngineStats,
@@ -120,7 +120,7 @@ class EngineCore:
 
     def lookup(self, namespace: bytes, token_ids: list[int]) -> int:
         """Leading tokens that the prefix index holds."""
-        return self._manager.lookup(namespace, np.array(token_ids, np.int32))
+        return self._manager.lookup(namespace, token_array(token_ids))
 
     def step(self) -> StepReport:
         """Computes one step and tells all that happened since the last one."""

@@ -7,6 +7,7 @@ import enum
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache.tokens import token_array
 from service.engine.messages import Finished, FinishReason, SequenceSpec, TokenLogprob
 from service.engine.sampler import SamplerState
 
@@ -60,7 +61,7 @@ class Sequence:
         self.sampler = SamplerState(spec)
         known = [*spec.prompt_ids, *spec.output_ids]
         self._tokens = np.empty(len(known) + min(spec.max_tokens, 256) + 1, np.int32)
-        self._tokens[: len(known)] = known
+        self._tokens[: len(known)] = token_array(known)
         self.num_tokens = len(known)
         self.computed_tokens = 0
         self.computed_high_water = 0

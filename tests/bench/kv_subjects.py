@@ -14,6 +14,7 @@ import numpy as np
 
 from kvcache import AdmissionRequest, CacheManager, Fits
 from kvcache.core import CoreChoice
+from kvcache.tokens import token_array
 
 
 class Subject(Protocol):
@@ -60,7 +61,7 @@ class Ours:
         self.taker: int | None = None
 
     def prepare(self, number: int, prompt: list[int]) -> AdmissionRequest:
-        return AdmissionRequest(number, np.array(prompt, np.int32), b"")
+        return AdmissionRequest(number, token_array(prompt), b"")
 
     def match(self, handle: Any) -> int:
         self.answer = self.manager.admit(handle)
