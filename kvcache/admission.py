@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,8 @@ from numpy.typing import NDArray
 
 from kvcache.errors import InvalidArgumentError
 
-_MAX_SEQUENCE_ID = 2**63 - 1  # the cores keep ids in 64 bits
+SEQUENCE_ID_LIMIT = 2**62  # ids from here on are the manager's own, of pins and leases
+RETENTION_LEVELS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,16 +25,21 @@ class AdmissionRequest:
     publish: bool = True  # let others take its blocks
     headroom_blocks: int = 0  # to stay available behind it, so that running ones can grow
     resumed: bool = False  # it was admitted before: its hits are not news about the cache
+    tenant: str = ""  # on whose share of the pool it lives
+    retention: int = 0  # its blocks outlast those of lower levels in the cache; at most 7
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", require_tokens(self.token_ids))
         if self.token_ids.size == 0:
             raise InvalidArgumentError("token_ids", [], "at least one token")
-        if not 0 <= self.sequence_id < _MAX_SEQUENCE_ID:
-            limit = f"from 0 to {_MAX_SEQUENCE_ID - 1}"
+        if not 0 <= self.sequence_id < SEQUENCE_ID_LIMIT:
+            limit = f"from 0 to {SEQUENCE_ID_LIMIT - 1}"
             raise InvalidArgumentError("sequence_id", self.sequence_id, limit)
         if self.headroom_blocks < 0:
             raise InvalidArgumentError("headroom_blocks", self.headroom_blocks, "at least 0")
+        if not 0 <= self.retention < RETENTION_LEVELS:
+            limit = f"from 0 to {RETENTION_LEVELS - 1}"
+            raise InvalidArgumentError("retention", self.retention, limit)
 
 
 def require_tokens(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -64,21 +71,30 @@ class Fits:
     plan: AdmissionPlan = field(repr=False, compare=False)
 
 
+class Shortage(enum.Enum):
+    """What a sequence that does not fit now runs into."""
+
+    POOL = "pool"  # too many blocks are in use
+    FLOORS = "floors"  # what is left is guaranteed to other tenants
+    QUOTA = "quota"  # its tenant has as much in use as it may
+
+
 @dataclass(frozen=True, slots=True)
 class NotNow:
     """It could start if `short_blocks` more were available."""
 
     short_blocks: int
     holders: tuple[int, ...]  # sequences that hold the most blocks, largest first
+    reason: Shortage = Shortage.POOL
 
 
 @dataclass(frozen=True, slots=True)
 class NeverFits:
-    """It exceeds the whole pool and cannot start however long it waits."""
+    """It exceeds what its tenant can ever have, and cannot start however long it waits."""
 
     needed_blocks: int
-    total_blocks: int
-    limit_tokens: int  # the most tokens the whole pool can hold
+    total_blocks: int  # of the pool
+    limit_tokens: int  # the most that would fit: the pool, the tenant's quota, others' floors
 
 
 Admission = Fits | NotNow | NeverFits

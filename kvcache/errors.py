@@ -105,6 +105,17 @@ class StalePlanError(KVCacheError):
         self.short_blocks = short_blocks
 
 
+class PoolInUseError(KVCacheError):
+    """The pool cannot shrink that far: what is held does not fit. Nothing was changed."""
+
+    def __init__(self, wanted_blocks: int, in_use_blocks: int) -> None:
+        super().__init__(
+            f"a pool of {wanted_blocks} blocks is wanted, {in_use_blocks} blocks are in use"
+        )
+        self.wanted_blocks = wanted_blocks  # the null block left out, as in the next
+        self.in_use_blocks = in_use_blocks
+
+
 class NativeCoreMissingError(KVCacheError):
     """The native core was demanded and cannot be loaded: it was not built, or not for this host."""
 
@@ -120,3 +131,19 @@ class ArenaError(KVCacheError):
         super().__init__(f"KV arena of {size_bytes} bytes: {reason}")
         self.size_bytes = size_bytes
         self.reason = reason
+
+
+class MemoryShortError(ArenaError):
+    """The pool cannot grow: the machine or the control group has too little memory left."""
+
+    def __init__(
+        self, size_bytes: int, wanted_bytes: int, available_bytes: int, headroom_bytes: int
+    ) -> None:
+        super().__init__(
+            size_bytes,
+            f"cannot grow by {wanted_bytes} bytes: {available_bytes} are available, of which "
+            f"{headroom_bytes} must stay",
+        )
+        self.wanted_bytes = wanted_bytes
+        self.available_bytes = available_bytes
+        self.headroom_bytes = headroom_bytes

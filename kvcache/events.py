@@ -10,7 +10,9 @@ what continues it. So the replica is the index, not a guess at it.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +52,32 @@ class Cleared:
 
 
 CacheEvent = Stored | Removed | Cleared
+
+
+class IndexListener(Protocol):
+    """Is told of every change of the index, at once and in order. Must not change the manager.
+
+    While `removed` runs the contents of the blocks are still what they were; afterwards they
+    are overwritten. `moved` comes after contents were copied.
+    """
+
+    def stored(
+        self,
+        namespace: bytes,
+        parent: int | None,
+        blocks: Sequence[int],
+        token_ids: Sequence[int],
+    ) -> None:
+        """Blocks that continue each other, the first of them `parent`, are in the index now."""
+
+    def removed(self, blocks: Sequence[int]) -> None:
+        """Blocks were evicted, each after all that continued it."""
+
+    def cleared(self, namespace: bytes | None) -> None:
+        """All blocks of a namespace were forgotten (None: of all namespaces)."""
+
+    def moved(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Blocks have new ids, (old, new) each, those that are not in the index included."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,15 @@ class FlushResult:
     kept_blocks: int  # still held by live sequences, out of the index
 
 
+@dataclass(frozen=True, slots=True)
+class ResizeResult:
+    """What a resize did."""
+
+    num_blocks: int  # now, the null block included
+    moved_blocks: int  # went from the tail of the pool to lower ids
+    evicted_blocks: int  # cached ones, to make the others fit
+
+
 @dataclass(slots=True)
 class Counters:
     """The counting half of CacheStats."""
