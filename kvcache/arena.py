@@ -1,45 +1,114 @@
-"""The memory behind the pool, on a CPU."""
+"""The memory behind the pool, on a CPU: reserved once, grown and shrunk at its end."""
 
 from __future__ import annotations
 
-import mmap
+from collections.abc import Callable
 from types import TracebackType
 
-from kvcache.errors import ArenaError, InvalidArgumentError
+from kvcache.address_space import AddressSpace, round_up_to_page
+from kvcache.errors import ArenaError, InvalidArgumentError, MemoryShortError
+from kvcache.host_memory import available_memory_bytes
 from kvcache.layout import KVLayout
+
+# Growing leaves this much to the steps of the model, which take memory as they run.
+HEADROOM_BYTES = 128 << 20
+# Between two chunks of a growing pool the memory that is left is looked at again.
+_CHUNK_BYTES = 64 << 20
 
 
 class Arena:
-    """One private anonymous mapping that holds `num_blocks` blocks, the null block included.
+    """Addresses for `max_blocks` blocks, of which the first `num_blocks` have memory.
 
-    The pages read as zeros and take real memory when they are first written. Private, not
-    shared: a shared anonymous mapping would count against the limit of /dev/shm.
+    Both count the null block; `max_blocks` None is `num_blocks`. The block-major layout makes
+    any number of first blocks one range, so growing and shrinking move one boundary, and
+    arrays that view `buffer` stay valid. The initial blocks read as zeros and take real
+    memory when they are first written; it is the caller who knows that they fit.
 
-    Raises ArenaError when the operating system refuses the mapping.
+    Raises ArenaError when the operating system refuses the addresses.
     """
 
-    def __init__(self, layout: KVLayout, num_blocks: int) -> None:
+    def __init__(
+        self,
+        layout: KVLayout,
+        num_blocks: int,
+        max_blocks: int | None = None,
+        *,
+        available_bytes: Callable[[], int] = available_memory_bytes,
+    ) -> None:
+        """`available_bytes` tells how much more memory this process may take."""
         if num_blocks < 2:
             raise InvalidArgumentError(
                 "num_blocks", num_blocks, "at least 2 (the null block and one more)"
             )
+        if max_blocks is not None and max_blocks < num_blocks:
+            raise InvalidArgumentError("max_blocks", max_blocks, f"at least {num_blocks}")
         self.layout = layout
         self.num_blocks = num_blocks
+        self.max_blocks = num_blocks if max_blocks is None else max_blocks
+        self._available_bytes = available_bytes
+        reserved_bytes = self.max_blocks * layout.block_bytes
         try:
-            self._map = mmap.mmap(-1, self.size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._space = AddressSpace(reserved_bytes)
+            self._space.commit(0, self._end(num_blocks))
         except (OSError, OverflowError) as error:
-            raise ArenaError(self.size_bytes, f"cannot be mapped ({error})") from error
-        self._buffer = memoryview(self._map)
+            raise ArenaError(reserved_bytes, f"cannot be mapped ({error})") from error
+        self._buffer = self._space.buffer[:reserved_bytes]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the blocks; the mapping itself is rounded up to whole pages."""
+        """Bytes of the present blocks; their memory is rounded up to whole pages."""
         return self.num_blocks * self.layout.block_bytes
 
     @property
     def buffer(self) -> memoryview:
-        """Writable bytes of all blocks, in the order of `layout.shape(num_blocks)`."""
+        """Writable bytes of `max_blocks` blocks, in the order of `layout.shape(max_blocks)`.
+
+        Only the first `size_bytes` may be touched: behind them a read or a write ends the
+        process with SIGSEGV.
+        """
         return self._buffer
+
+    def grow(self, num_blocks: int) -> None:
+        """Gives the blocks up to `num_blocks` memory, at once and as zeros.
+
+        Raises MemoryShortError, and changes nothing, when the machine or the control group
+        has less than that and `HEADROOM_BYTES` left.
+        """
+        if not self.num_blocks <= num_blocks <= self.max_blocks:
+            limit = f"from {self.num_blocks} to {self.max_blocks}"
+            raise InvalidArgumentError("num_blocks", num_blocks, limit)
+        start, end = self._end(self.num_blocks), self._end(num_blocks)
+        committed = start
+        try:
+            while committed < end:
+                self._require_memory(end - committed)
+                chunk_start, committed = committed, min(end, committed + _CHUNK_BYTES)
+                self._space.commit(chunk_start, committed)
+                self._space.populate(chunk_start, committed)
+        except (MemoryShortError, OSError) as error:
+            self._space.release(start, committed)
+            if isinstance(error, MemoryShortError):
+                raise
+            wanted_bytes = num_blocks * self.layout.block_bytes
+            raise ArenaError(wanted_bytes, f"cannot be mapped ({error})") from error
+        self.num_blocks = num_blocks
+
+    def shrink(self, num_blocks: int) -> None:
+        """Gives the memory of the blocks from `num_blocks` on back to the system, for good.
+
+        Who holds one of these blocks must have moved it away before.
+        """
+        if not 2 <= num_blocks <= self.num_blocks:
+            limit = f"from 2 to {self.num_blocks}"
+            raise InvalidArgumentError("num_blocks", num_blocks, limit)
+        start, end = self._end(num_blocks), self._end(self.num_blocks)
+        self._space.release(start, end)
+        # The page at the boundary stays; what is in it behind the last block must not come
+        # back as the content of a new one.
+        first_gone = num_blocks * self.layout.block_bytes
+        last_kept = min(start, self.size_bytes)
+        self._buffer[first_gone:last_kept] = bytes(last_kept - first_gone)
+        self.num_blocks = num_blocks
 
     def close(self) -> None:
         """Unmaps the memory; a second call does nothing.
@@ -49,7 +118,7 @@ class Arena:
         """
         try:
             self._buffer.release()
-            self._map.close()
+            self._space.buffer.release()
         except BufferError as error:
             raise ArenaError(self.size_bytes, "is still viewed by an array") from error
 
@@ -63,3 +132,11 @@ class Arena:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _end(self, num_blocks: int) -> int:
+        return round_up_to_page(num_blocks * self.layout.block_bytes)
+
+    def _require_memory(self, wanted_bytes: int) -> None:
+        available = self._available_bytes()
+        if wanted_bytes + HEADROOM_BYTES > available:
+            raise MemoryShortError(self.size_bytes, wanted_bytes, available, HEADROOM_BYTES)

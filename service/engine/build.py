@@ -9,9 +9,10 @@ import numpy as np
 
 from kvcache import Arena, KVDtype, KVLayout
 from kvcache.errors import ArenaError
+from kvcache.host_memory import available_memory_bytes
 from service.config import EngineSettings
 from service.engine.errors import StartError
-from service.engine.host import available_memory_bytes, usable_cores
+from service.engine.host import usable_cores
 from service.engine.messages import Loading
 from service.engine.openmp import wait_politely
 from service.engine.runner import Runner, StepBatch

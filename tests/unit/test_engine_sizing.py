@@ -10,7 +10,7 @@ import pytest
 from kvcache import KVDtype, KVLayout
 from service.config import EngineSettings
 from service.engine.errors import StartError
-from service.engine.host import available_memory_bytes, usable_cores
+from service.engine.host import usable_cores
 from service.engine.sizing import context_tokens, pool_blocks
 from service.models.config import ModelConfig, config_from_hf
 
@@ -82,24 +82,6 @@ def machine(folder: Path, **files: str) -> Path:
     for name, text in files.items():
         (folder / name.replace("_", ".")).write_text(text)
     return folder
-
-
-@pytest.mark.parametrize(
-    ("limit", "used", "available_bytes"),
-    [
-        ("max\n", "5\n", 1000 * 1024),
-        ("500000\n", "100000\n", 400_000),
-        ("500000\n", "600000\n", 0),
-        ("9000000\n", "1\n", 1000 * 1024),
-    ],
-)
-def test_memory_is_what_the_machine_and_the_control_group_leave(
-    tmp_path: Path, limit: str, used: str, available_bytes: int
-) -> None:
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal:  2000 kB\nMemAvailable:  1000 kB\n")
-    cgroup = machine(tmp_path, memory_max=limit, memory_current=used)
-    assert available_memory_bytes(cgroup, meminfo) == available_bytes
 
 
 @pytest.mark.parametrize(
