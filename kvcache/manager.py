@@ -17,7 +17,7 @@ from kvcache.admission import (
     require_tokens,
     short_blocks,
 )
-from kvcache.core import NO_MATCH, CoreChoice, CoreCounts, PrefixMatch, create_core
+from kvcache.core import NO_MATCH, CoreChoice, OldCoreCounts, PrefixMatch, create_core
 from kvcache.errors import (
     DuplicateSequenceError,
     InvalidArgumentError,
@@ -203,7 +203,7 @@ class CacheManager:
 
     def stats(self) -> CacheStats:
         """Figures of this moment, O(1)."""
-        core, counters = CoreCounts(*self._core.counts()), self._counters
+        core, counters = OldCoreCounts(*self._core.counts()), self._counters
         return CacheStats(
             total=self.usable_blocks,
             free=core.free,

@@ -28,6 +28,16 @@ _HISTORY_PER_BLOCK = 8  # mean number of past transitions kept for error reports
 _HISTORY_FOUND = 16  # most recent transitions of one block that an error shows
 
 
+class HolderKind(enum.IntEnum):
+    """What a holder wants of its blocks."""
+
+    SEQUENCE = 0  # computes with them
+    PIN = 1  # keeps them from eviction
+    LOAD = 2  # a transfer writes those that are not in the index yet
+    STORE = 3  # a transfer reads them
+    EXPECT = 4  # a waiting request would like to find them; the manager lets go first
+
+
 class BlockState(enum.IntEnum):
     """FREE and CACHED blocks can be had; the others belong to somebody."""
 
