@@ -146,6 +146,9 @@ class CacheCore(Protocol):
         least 0.
         """
 
+    def namespace_group(self, namespace: bytes, /) -> int:
+        """The group that the namespace belongs to; -1 while it has neither blocks nor holders."""
+
     def group_counts(self, group: int, /) -> tuple[int, int]:
         """Blocks of the group that are in use, and those that are CACHED or EXPECTED."""
 
@@ -244,6 +247,9 @@ class CacheCore(Protocol):
     def block_table(self, sequence_id: int, /) -> bytes | NDArray[np.int32]:
         """The blocks in order, int32."""
 
+    def tokens(self, sequence_id: int, /) -> bytes | NDArray[np.int32]:
+        """The tokens in order, int32, computed or not."""
+
     def num_tokens(self, sequence_id: int, /) -> int:
         """Tokens, computed or not."""
 
@@ -302,6 +308,8 @@ class CacheCore(Protocol):
         """
 
     # --- what happened -------------------------------------------------------
+
+    record_events: bool  # may be changed at any time; what happened before is not told
 
     def drain_events(self) -> list[CoreEvent]:
         """What happened to the index since the last drain, in order; [] without `record_events`.
