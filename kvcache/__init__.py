@@ -21,8 +21,8 @@ It deals in block numbers and token ids only; memory is an `Arena`, arithmetic i
     Fits(cached_tokens=8, new_blocks=1)
 
 A scheduler asks `admit` (pure: Fits, NotNow or NeverFits), calls `begin`, then per step
-`append` and `commit`, and at the end `release`. When `append` is short of blocks it picks a
-victim with `choose_victim` and calls `preempt`. `stats`, `check` and `audit` tell how things
+`append` and `commit`, and at the end `release`. When `append` is short of blocks,
+`plan_preemption` says whom to `preempt`, and how. `stats`, `check` and `audit` tell how things
 are; a violated rule raises one of the exceptions of `kvcache.errors` at the offender.
 
 `kvcache.eviction` says what is evicted first, `kvcache.events` lets others follow the index,
@@ -40,7 +40,14 @@ if TYPE_CHECKING:
     from kvcache.layout import KVDtype, KVLayout
     from kvcache.manager import CacheManager
     from kvcache.namespace import namespace_key
-    from kvcache.preemption import VictimCandidate, choose_victim
+    from kvcache.preemption import (
+        Preemption,
+        PreemptionMode,
+        PreemptionPlan,
+        VictimCandidate,
+        plan_preemption,
+    )
+    from kvcache.rates import PreemptionRates, RateMeter
     from kvcache.stats import CacheStats, FlushResult, MissReason
 
 __all__ = [
@@ -60,9 +67,14 @@ __all__ = [
     "NeverFits",
     "NotNow",
     "PolicyName",
+    "Preemption",
+    "PreemptionMode",
+    "PreemptionPlan",
+    "PreemptionRates",
+    "RateMeter",
     "VictimCandidate",
-    "choose_victim",
     "namespace_key",
+    "plan_preemption",
 ]
 
 # Loaded on first use: a process that only names namespaces need not load numpy.
@@ -83,9 +95,14 @@ _HOMES = {
     "NeverFits": "admission",
     "NotNow": "admission",
     "PolicyName": "eviction",
+    "Preemption": "preemption",
+    "PreemptionMode": "preemption",
+    "PreemptionPlan": "preemption",
+    "PreemptionRates": "rates",
+    "RateMeter": "rates",
     "VictimCandidate": "preemption",
-    "choose_victim": "preemption",
     "namespace_key": "namespace",
+    "plan_preemption": "preemption",
 }
 
 

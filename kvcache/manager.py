@@ -178,6 +178,10 @@ class CacheManager:
         shared = blocks - self._core.exclusive_blocks(sequence_id)
         return max(0, tokens - shared * self.block_tokens)
 
+    def exclusive_blocks(self, sequence_id: int) -> int:
+        """Blocks that nobody else holds, its last ones: what preempting it frees."""
+        return self._core.exclusive_blocks(sequence_id)
+
     def release(self, sequence_id: int) -> bool:
         """Ends the sequence: published blocks become evictable, the others free.
 

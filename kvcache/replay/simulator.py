@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from kvcache.admission import AdmissionRequest, Fits, NeverFits, NotNow
 from kvcache.manager import CacheManager
-from kvcache.preemption import VictimCandidate, choose_victim
+from kvcache.preemption import VictimCandidate, plan_preemption
+from kvcache.rates import PreemptionRates
 from kvcache.replay.report import (
     CacheFigures,
     ReplayReport,
@@ -93,6 +94,11 @@ class ReplaySimulator:
         self._now_seconds = 0.0
         self._tally = _Tally()
         self._timeline = Timeline()
+        self._rates = PreemptionRates(
+            settings.block_tokens,
+            prefill_tokens_per_second=settings.prefill_tokens_per_second,
+            stall_seconds=settings.decode_step_seconds,
+        )
         self._pool = PoolIntegral(settings.block_tokens, settings.load_line * manager.usable_blocks)
 
     @property
@@ -164,27 +170,32 @@ class ReplaySimulator:
             token = own_token(sequence.index)
             # A victim of an earlier one in this loop no longer decodes.
             while sequence.decodes and self._manager.append(sequence.index, token):
-                victim = self._choose_victim()
+                victim = self._choose_victim(sequence)
                 if victim is None:
                     self._end(sequence, _End.OUTGROWN)
                     break
                 self._preempt(victim)
 
-    def _choose_victim(self) -> _Sequence | None:
-        choice = choose_victim(
-            [
-                VictimCandidate(
-                    sequence_id=sequence.index,
-                    priority=0,
-                    recompute_tokens=self._manager.recompute_tokens(sequence.index),
-                    admitted_serial=serial,
-                    progressed=not sequence.preemptions
-                    or sequence.produced > sequence.produced_at_admission,
-                )
-                for serial, sequence in enumerate(self._running)
-            ]
-        )
-        return None if choice is None else self._running[choice.admitted_serial]
+    def _choose_victim(self, needy: _Sequence) -> _Sequence | None:
+        candidates = [
+            VictimCandidate(
+                sequence_id=sequence.index,
+                priority=0,
+                admitted_serial=serial,
+                progressed=not sequence.preemptions
+                or sequence.produced > sequence.produced_at_admission,
+                blocks=-(-self._manager.num_tokens(sequence.index) // self._settings.block_tokens),
+                exclusive_blocks=self._manager.exclusive_blocks(sequence.index),
+                computed_tokens=sequence.computed,
+                reusable=False,  # only by recompute
+            )
+            for serial, sequence in enumerate(self._running)
+        ]
+        plan = plan_preemption(candidates, 1, self._rates, needy_id=needy.index)
+        if plan is None:
+            return None
+        (chosen,) = plan.victims
+        return next(s for s in self._running if s.index == chosen.sequence_id)
 
     def _preempt(self, victim: _Sequence) -> None:
         self._manager.preempt(victim.index)

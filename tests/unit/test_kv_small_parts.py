@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import kvcache
-from kvcache import Arena, KVDtype, KVLayout, VictimCandidate, choose_victim, namespace_key
+from kvcache import Arena, KVDtype, KVLayout, namespace_key
 from kvcache.errors import ArenaError, InvalidArgumentError
 
 LAYOUT = KVLayout(layers=3, kv_heads=2, head_dim=8, block_tokens=4, dtype=KVDtype.BFLOAT16)
@@ -68,48 +68,6 @@ def test_no_two_sets_of_namespace_fields_collide() -> None:
         for tenant, salt, adapter, fingerprint in itertools.product(values, repeat=4)
     }
     assert len(keys) == len(values) ** 4
-
-
-def candidate(
-    sequence_id: int,
-    *,
-    priority: int = 0,
-    recompute_tokens: int = 100,
-    progressed: bool = True,
-) -> VictimCandidate:
-    return VictimCandidate(sequence_id, priority, recompute_tokens, sequence_id, progressed)
-
-
-def chosen(*candidates: VictimCandidate) -> int | None:
-    answers = {choose_victim(order) for order in itertools.permutations(candidates)}
-    assert len(answers) == 1, "the order of the candidates does not matter"
-    (victim,) = answers
-    return victim.sequence_id if victim is not None else None
-
-
-def test_a_lone_sequence_is_no_victim() -> None:
-    assert choose_victim([]) is None
-    assert chosen(candidate(1)) is None
-
-
-def test_the_lowest_priority_goes_first_whatever_it_costs() -> None:
-    assert chosen(candidate(1, priority=1, recompute_tokens=1), candidate(2), candidate(3)) == 3
-    cheap = candidate(3, priority=1, recompute_tokens=1)
-    assert chosen(candidate(1), candidate(2, recompute_tokens=900), cheap) == 1
-
-
-def test_of_one_priority_the_cheapest_recompute_goes() -> None:
-    assert chosen(candidate(1, recompute_tokens=5), candidate(2), candidate(3)) == 1
-
-
-def test_a_sequence_that_has_not_progressed_is_spared() -> None:
-    fresh = candidate(3, recompute_tokens=1, priority=-5, progressed=False)
-    assert chosen(candidate(1), candidate(2), fresh) == 2
-
-
-def test_if_none_has_progressed_the_last_admitted_goes() -> None:
-    candidates = [candidate(number, progressed=False) for number in (1, 2, 3)]
-    assert chosen(*candidates) == 3
 
 
 def test_the_example_of_the_package_works() -> None:
