@@ -28,6 +28,7 @@ from service.engine.request import Sequence, SequenceState
 from service.engine.runner import Runner
 from service.engine.sampler import sample, token_logprob, unusable_logits
 from service.engine.scheduler import Scheduler, StepPlan
+from service.engine.victims import VictimChooser
 
 if TYPE_CHECKING:
     from kvcache import FlushResult
@@ -64,6 +65,7 @@ class EngineCore:
         self._block_tokens = settings.block_tokens
         self._max_context_tokens = max_context_tokens
         self._clock = clock
+        self._victims = VictimChooser(manager)
         self._scheduler = Scheduler(
             manager,
             SchedulerLimits(
@@ -74,6 +76,7 @@ class EngineCore:
                 max_skips=settings.max_admission_skips,
                 prompt_logprob_rows=settings.prompt_logprob_rows,
             ),
+            self._victims,
         )
         self._live: dict[int, Sequence] = {}
         self._arrivals = 0
@@ -135,10 +138,13 @@ class EngineCore:
         if plan.chunks:
             batch = build_batch(plan.chunks, self._manager, self._block_tokens)
             logits = self._runner.forward(batch)
+            prefilled_before = self._prefill_tokens
             outputs = self._sample(plan.chunks, logits)
             self._decode_tokens += len(outputs)
             self._steps += 1
-            self._time_step(began_seconds)
+            seconds = self._time_step(began_seconds)
+            prefill_tokens = self._prefill_tokens - prefilled_before
+            self._victims.note_step(prefill_tokens, len(batch.token_ids), seconds)
         finished, self._finished = self._finished, []
         refused, self._refused = self._refused, []
         failed, self._failed = self._failed, []
@@ -260,10 +266,12 @@ class EngineCore:
             Refused(sequence.sequence_id, needed_blocks, total_blocks, limit_tokens)
         )
 
-    def _time_step(self, began_seconds: float) -> None:
+    def _time_step(self, began_seconds: float) -> float:
+        """Averages the duration of steps; answers that of this one."""
         self._last_step_seconds = self._clock()
         seconds = self._last_step_seconds - began_seconds
         if self._steps == 1:
             self._step_seconds = seconds
         else:
             self._step_seconds += _STEP_SECONDS_WEIGHT * (seconds - self._step_seconds)
+        return seconds

@@ -61,6 +61,11 @@ class StepBudget:
         self.logprob_rows -= len(rows)
         return count
 
+    def give_back(self, chunk: Chunk) -> None:
+        """Undoes `take` for a chunk that is not computed after all."""
+        self.tokens += chunk.count
+        self.logprob_rows += len(chunk.logprob_positions)
+
 
 def _overlap(start: int, count: int, positions: range) -> range:
     return range(max(start, positions.start), min(start + count, positions.stop))
@@ -113,6 +118,11 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Sequence]:
         """In order, over a snapshot: the queue may change meanwhile."""
         return iter(tuple(self._sequences))
+
+    @property
+    def highest_priority(self) -> int | None:
+        """That of the first one; None if nobody waits."""
+        return self._sequences[0].priority if self._sequences else None
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place."""

@@ -87,6 +87,16 @@ class Sequence:
         return self.spec.sequence_id
 
     @property
+    def priority(self) -> int:
+        """Its rank: higher goes first."""
+        return self.spec.priority
+
+    @property
+    def progressed(self) -> bool:
+        """Whether it was never preempted, or has produced a token since it came back."""
+        return not self.preemptions or self.produced_since_admission > 0
+
+    @property
     def token_ids(self) -> NDArray[np.int32]:
         """Prompt and output tokens, a view."""
         return self._tokens[: self.num_tokens]

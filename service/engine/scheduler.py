@@ -3,19 +3,28 @@
 Every running sequence that decodes gets its token in every step; prefill chunks share the
 rest of the token budget in order of admission; what is left then admits waiting sequences.
 An admitted sequence holds blocks for all its tokens, so only decoding can run short of
-blocks. Then a victim gives up its blocks and is computed again later (recompute
-preemption). A sequence is a victim only once per token it produces, so every preemption is
-paid for with progress and the engine cannot thrash for ever.
+blocks. Then victims give up blocks and come back later, see `kvcache.preemption`. A waiting
+sequence takes the place, or the blocks, of running ones of lower priority in the same way. A
+sequence is a victim only once per token it produces, so every preemption is paid for with
+progress and the engine cannot thrash for ever.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from kvcache import AdmissionRequest, CacheManager, Fits, NeverFits, NotNow
-from kvcache.preemption import VictimCandidate, choose_victim
+from kvcache import (
+    Admission,
+    AdmissionRequest,
+    CacheManager,
+    Fits,
+    NeverFits,
+    NotNow,
+    PreemptionPlan,
+)
 from service.engine.policy import Chunk, SchedulerLimits, StepBudget, WaitingQueue
 from service.engine.request import Sequence, SequenceState
+from service.engine.victims import VictimChooser
 
 _MAX_EMPTY_STEPS = 3
 _MAX_PASSED_OVER = 64  # bounds the time an admission pass takes in a long queue
@@ -52,15 +61,19 @@ class StepPlan:
 class Scheduler:
     """The waiting and the running sequences, and the policy that moves them."""
 
-    def __init__(self, manager: CacheManager, limits: SchedulerLimits) -> None:
+    def __init__(
+        self, manager: CacheManager, limits: SchedulerLimits, victims: VictimChooser
+    ) -> None:
         self._manager = manager
         self._limits = limits
+        self._victims = victims
         self._running: list[Sequence] = []  # in order of admission
         self._waiting = WaitingQueue()
         self._empty_steps = 0
         # While nothing is released or computed, sequences that did not fit still do not
         # fit: steps of pure decoding do not ask again.
         self._admission_may_change = True
+        self._pool_changed = False
 
     @property
     def has_work(self) -> bool:
@@ -106,9 +119,28 @@ class Scheduler:
             if sequence.remaining_tokens == 0:
                 sequence.state = SequenceState.DECODE
 
-    def plan(self, now_seconds: float) -> StepPlan:
+    def pool_resized(self, headroom_blocks: int) -> None:
+        """The pool has another size: what waits is measured against it in the next plan."""
+        self._limits = replace(self._limits, headroom_blocks=headroom_blocks)
+        self._pool_changed = True
+        self._admission_may_change = True
+
+    def make_room(self, blocks: int, now_seconds: float) -> int:
+        """Preempts running sequences for a pool that is to be `blocks` smaller.
+
+        Answers how many. Blocks that several shared may need another call.
+        """
+        preemption = self._victims.for_shrinking(self._running, blocks)
+        if preemption is None:
+            return 0
+        plan = StepPlan()
+        self._preempt(preemption, plan, now_seconds)
+        return len(plan.preempted)
+
+    def plan(self, now_seconds: float, *, admitting: bool = True) -> StepPlan:
         """Chooses the work of the next step; all of it holds its blocks then.
 
+        With `admitting` false sequences that wait go on waiting, whatever is free.
         Raises NoProgress when work stays undone without a reason.
         """
         plan = StepPlan()
@@ -118,14 +150,21 @@ class Scheduler:
             chunk_tokens=self._limits.prefill_chunk_tokens,
             logprob_rows=self._limits.prompt_logprob_rows,
         )
-        for state in (SequenceState.DECODE, SequenceState.PREFILL):
-            for sequence in self._running:
-                if sequence.state is state:
-                    self._schedule(sequence, budget, plan)
-        if self._admission_may_change and not plan.preempted:
-            self._admit(budget, plan, now_seconds)
-        self._detect_standstill(plan)
+        for sequence in self._running_in(SequenceState.DECODE):
+            self._schedule(sequence, budget, plan)
+        by_rank = sorted(self._running_in(SequenceState.PREFILL), key=lambda s: -s.priority)
+        for sequence in by_rank:
+            self._schedule(sequence, budget, plan)
+        if admitting:
+            if self._pool_changed:
+                self._turn_misfits_away(plan)
+            if self._admission_may_change and not plan.preempted:
+                self._admit(budget, plan, now_seconds)
+            self._detect_standstill(plan)
         return plan
+
+    def _running_in(self, state: SequenceState) -> list[Sequence]:
+        return [sequence for sequence in self._running if sequence.state is state]
 
     def _schedule(self, sequence: Sequence, budget: StepBudget, plan: StepPlan) -> None:
         start = sequence.computed_tokens
@@ -142,36 +181,24 @@ class Scheduler:
             while sequence.state is SequenceState.DECODE and self._manager.append(
                 sequence.sequence_id, sequence.last_token_id
             ):
-                victim = self._choose_victim()
-                if victim is None:
+                preemption = self._victims.for_growth(self._running, sequence)
+                if preemption is None:
                     plan.evicted.append(sequence)
                     break
-                self._preempt(victim, plan, now_seconds)
+                self._preempt(preemption, plan, now_seconds)
         for sequence in plan.evicted:
             self.remove(sequence)
 
-    def _choose_victim(self) -> Sequence | None:
-        choice = choose_victim(
-            [
-                VictimCandidate(
-                    sequence_id=sequence.sequence_id,
-                    priority=sequence.spec.priority,
-                    recompute_tokens=self._manager.recompute_tokens(sequence.sequence_id),
-                    admitted_serial=serial,
-                    progressed=not sequence.preemptions or sequence.produced_since_admission > 0,
-                )
-                for serial, sequence in enumerate(self._running)
-            ]
-        )
-        return None if choice is None else self._running[choice.admitted_serial]
-
-    def _preempt(self, victim: Sequence, plan: StepPlan, now_seconds: float) -> None:
-        self._manager.preempt(victim.sequence_id)
-        self._running.remove(victim)
-        victim.preempted(now_seconds)
-        self._waiting.add(victim)
+    def _preempt(self, preemption: PreemptionPlan, plan: StepPlan, now_seconds: float) -> None:
+        running = {sequence.sequence_id: sequence for sequence in self._running}
+        for taken in preemption.victims:
+            victim = running[taken.sequence_id]
+            self._manager.preempt(victim.sequence_id)
+            self._running.remove(victim)
+            victim.preempted(now_seconds)
+            self._waiting.add(victim)
+            plan.preempted.append(victim)
         self._admission_may_change = True
-        plan.preempted.append(victim)
 
     # --- admission ---------------------------------------------------------------
 
@@ -185,21 +212,58 @@ class Scheduler:
         too_big: list[Sequence] = []
         deferred = 0
         for sequence in self._waiting:
-            if len(self._running) >= self._limits.running_sequences or not budget.tokens:
+            if not budget.tokens or (self._is_full and not self._outranks_some(sequence.priority)):
                 return
             request = self._admission_request(sequence)
             if request.use_cache and self._manager.pending_prefix(request):
                 deferred += 1  # another one computes this prefix right now: hit it, soon
-            elif isinstance(answer := self._manager.admit(request), NeverFits):
+                continue
+            answer = self._manager.admit(request)
+            while (self._is_full or isinstance(answer, NotNow)) and self._make_way(
+                sequence, answer, budget, plan, now_seconds
+            ):
+                answer = self._manager.admit(request)
+            if isinstance(answer, NeverFits):
                 self._turn_away(sequence, answer, plan)
-            elif isinstance(answer, NotNow):
+            elif isinstance(answer, NotNow) or self._is_full:
                 too_big.append(sequence)
             elif self._start(sequence, answer, budget, plan, now_seconds):
                 for passed in too_big:
                     passed.skips += 1
             if len(too_big) + deferred >= _MAX_PASSED_OVER or self._is_due(too_big):
                 break
-        self._admission_may_change = False
+        # What is spared as a victim today may have progressed in the next step.
+        self._admission_may_change = self._outranks_some(self._waiting.highest_priority)
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._running) >= self._limits.running_sequences
+
+    def _outranks_some(self, priority: int | None) -> bool:
+        """Whether a running sequence ranks below `priority`."""
+        return priority is not None and any(s.priority < priority for s in self._running)
+
+    def _make_way(
+        self,
+        sequence: Sequence,
+        answer: Admission,
+        budget: StepBudget,
+        plan: StepPlan,
+        now_seconds: float,
+    ) -> bool:
+        """Preempts running sequences of lower priority, so that a waiting one can start now."""
+        if isinstance(answer, NeverFits) or not self._outranks_some(sequence.priority):
+            return False
+        short_blocks = answer.short_blocks if isinstance(answer, NotNow) else 0
+        preemption = self._victims.for_admission(self._running, sequence, short_blocks)
+        if preemption is None:
+            return False
+        self._preempt(preemption, plan, now_seconds)
+        # They were to be computed in this step.
+        for chunk in [c for c in plan.chunks if c.sequence.state is SequenceState.PREEMPTED]:
+            plan.chunks.remove(chunk)
+            budget.give_back(chunk)
+        return True
 
     def _is_due(self, too_big: list[Sequence]) -> bool:
         """Whether one of those that do not fit has let enough others pass."""
@@ -219,6 +283,14 @@ class Scheduler:
             headroom_blocks=self._limits.headroom_blocks,
             resumed=spec.resumed or sequence.state is SequenceState.PREEMPTED,
         )
+
+    def _turn_misfits_away(self, plan: StepPlan) -> None:
+        """Answers all that wait and cannot run in a pool of the present size."""
+        for sequence in self._waiting:
+            answer = self._manager.admit(self._admission_request(sequence))
+            if isinstance(answer, NeverFits):
+                self._turn_away(sequence, answer, plan)
+        self._pool_changed = False
 
     def _turn_away(self, sequence: Sequence, answer: NeverFits, plan: StepPlan) -> None:
         """A sequence larger than the pool: refused, or ended if it has already given output."""
