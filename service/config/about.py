@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 MIB = 1024**2
+GIB = 1024**3
 
 
 def about(group: str, description: str, unit: str = "", **bounds: Any) -> msgspec.Meta:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from service.config.about import MIB, about
+from service.config.about import GIB, MIB, about
+from service.config.tenants import parse_tenant_shares
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -55,6 +56,20 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         ]
         | None
     ) = None
+    kv_memory_max_bytes: (
+        Annotated[
+            int,
+            about(
+                "KV cache",
+                "Most memory that the KV pool may grow to while it serves; unset: its size at the "
+                "start. Reserves addresses, not memory.",
+                "bytes",
+                ge=MIB,
+                le=2**47,
+            ),
+        ]
+        | None
+    ) = None
     kv_blocks: (
         Annotated[
             int,
@@ -75,6 +90,82 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             "Code that manages the blocks; auto: native where it was built, else python.",
         ),
     ] = "auto"
+    tenant_shares: (
+        Annotated[
+            str,
+            about(
+                "KV cache",
+                "Share of the KV pool that tenants are guaranteed and may have in use at most, in "
+                "percent, as interactive=30-100,batch=0-50; unset: all are equal.",
+                min_length=1,
+            ),
+        ]
+        | None
+    ) = None
+    priority_cache_seconds: Annotated[
+        float,
+        about(
+            "KV cache",
+            "Time for which cached blocks of requests with a priority above 0 are evicted after "
+            "those of others.",
+            "seconds",
+            ge=0.0,
+            le=604_800.0,
+        ),
+    ] = 600.0
+    host_cache_bytes: Annotated[
+        int,
+        about(
+            "Cache tiers",
+            "Host memory for blocks that leave the KV pool; 0: off, and so are the other tiers.",
+            "bytes",
+            ge=0,
+            le=2**47,
+        ),
+    ] = 0
+    disk_cache_folder: (
+        Annotated[
+            str,
+            about(
+                "Cache tiers",
+                "Folder for blocks that leave the host tier; they outlive a restart. Unset: off.",
+                min_length=1,
+            ),
+        ]
+        | None
+    ) = None
+    disk_cache_bytes: Annotated[
+        int,
+        about(
+            "Cache tiers",
+            "Most that is kept in disk_cache_folder.",
+            "bytes",
+            ge=MIB,
+            le=2**50,
+        ),
+    ] = 8 * GIB
+    remote_cache_url: (
+        Annotated[
+            str,
+            about(
+                "Cache tiers",
+                "Redis or Valkey server that replicas of this model share, as "
+                "redis://host:6379/0; unset: off.",
+                min_length=1,
+            ),
+        ]
+        | None
+    ) = None
+    tier_timeout_seconds: Annotated[
+        float,
+        about(
+            "Cache tiers",
+            "Time for which a request waits for its blocks from a tier before it computes them.",
+            "seconds",
+            ge=0.01,
+            le=600.0,
+        ),
+    ] = 5.0
     max_context_tokens: (
         Annotated[
             int,
@@ -168,3 +259,10 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 f"kv_blocks = {self.kv_blocks} and kv_memory_bytes = {self.kv_memory_bytes}: "
                 "set one of them, not both"
             )
+        for name in ("disk_cache_folder", "remote_cache_url"):
+            if getattr(self, name) is not None and not self.host_cache_bytes:
+                raise ValueError(
+                    f"{name} is set: blocks pass through the host tier, so host_cache_bytes must "
+                    "be above 0"
+                )
+        parse_tenant_shares(self.tenant_shares or "")
