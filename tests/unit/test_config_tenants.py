@@ -34,7 +34,7 @@ def test_shares_are_read_by_name() -> None:
         ("batch=nan-50", "must have 0 <= FLOOR <= QUOTA <= 100"),
         ("a=1-2,a=1-2", "a comes twice"),
         ("a=60-100,b=41-100", "the floors add up to 101 %"),
-        (",".join(f"t{i}=0-1" for i in range(32)), "32 tenants, the most is 31"),
+        (",".join(f"t{i}=0-1" for i in range(32)), "32 tenants, at most 31"),
     ],
 )
 def test_what_is_wrong_with_a_share_is_told(text: str, message: str) -> None:
