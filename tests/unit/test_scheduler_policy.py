@@ -9,7 +9,9 @@ from engine_fakes import spec_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.engine.messages import SamplingParams
 from service.engine.policy import (
+    Chunk,
     SchedulerLimits,
     StepBudget,
     WaitingQueue,
@@ -48,6 +50,15 @@ def test_a_chunk_is_as_long_as_its_budgets_allow(
     assert count == max(n for n in range(longest + 1) if rows(n) <= logprob_rows)
     assert budget.tokens == tokens - count
     assert budget.logprob_rows == logprob_rows - rows(count)
+
+
+def test_what_is_given_back_can_be_taken_again() -> None:
+    sampling = SamplingParams(prompt_logprobs=0)
+    sequence = Sequence(spec_of(1, range(20), sampling=sampling), order=1)
+    budget = StepBudget(tokens=30, chunk_tokens=16, logprob_rows=10)
+    assert budget.take(0, 20, sequence.missing_prompt_logprobs) == 10
+    budget.give_back(Chunk(sequence, 0, 10))
+    assert (budget.tokens, budget.logprob_rows) == (30, 10)
 
 
 @pytest.mark.parametrize(
@@ -93,6 +104,8 @@ def test_queue_is_ordered_by_priority_then_returners_then_arrival_whatever_came_
     for sequence in random.Random(0).sample(in_order, len(in_order)):
         queue.add(sequence)
     assert list(queue) == in_order
+    assert queue.highest_priority == 1
     assert queue.preempted_count() == 1
     queue.remove(in_order[3])
     assert list(queue) == in_order[:3] + in_order[4:]
+    assert WaitingQueue().highest_priority is None
