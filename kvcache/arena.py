@@ -68,6 +68,12 @@ class Arena:
         """
         return self._buffer
 
+    def require_memory(self, num_blocks: int) -> None:
+        """Raises MemoryShortError when growing to `num_blocks` would, as things are now."""
+        wanted_bytes = self._end(num_blocks) - self._end(self.num_blocks)
+        if wanted_bytes > 0:
+            self._require_bytes(wanted_bytes)
+
     def grow(self, num_blocks: int) -> None:
         """Gives the blocks up to `num_blocks` memory, at once and as zeros.
 
@@ -81,7 +87,7 @@ class Arena:
         committed = start
         try:
             while committed < end:
-                self._require_memory(end - committed)
+                self._require_bytes(end - committed)
                 chunk_start, committed = committed, min(end, committed + _CHUNK_BYTES)
                 self._space.commit(chunk_start, committed)
                 self._space.populate(chunk_start, committed)
@@ -136,7 +142,7 @@ class Arena:
     def _end(self, num_blocks: int) -> int:
         return round_up_to_page(num_blocks * self.layout.block_bytes)
 
-    def _require_memory(self, wanted_bytes: int) -> None:
+    def _require_bytes(self, wanted_bytes: int) -> None:
         available = self._available_bytes()
         if wanted_bytes + HEADROOM_BYTES > available:
             raise MemoryShortError(self.size_bytes, wanted_bytes, available, HEADROOM_BYTES)

@@ -1,9 +1,9 @@
 """A model whose KV is a hash: any wrong slot, position or block changes what it says.
 
-`FakeRunner` keeps one 64-bit number per slot, the hash of (token, position) that belongs
-there. The logits of a token are a function of all numbers of its context, *read through the
-block table*. `oracle_logits` computes the same from the token list alone. So outputs agree
-with the oracle exactly when every block table, slot, position and cached block was right.
+`FakeRunner` keeps one 64-bit number per slot of a real `Arena`, the hash of (token, position)
+that belongs there. The logits of a token are a function of all numbers of its context, *read
+through the block table*. `oracle_logits` computes the same from the token list alone. So outputs
+agree with the oracle exactly when every block table, slot, position and cached block was right.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache import CacheManager, KVDtype, KVLayout
+from kvcache import Arena, CacheManager, KVDtype, KVLayout
 from service.config import EngineSettings
 from service.engine.core import EngineCore
 from service.engine.messages import (
     Finished,
     Loading,
     Output,
+    Resized,
     SamplingParams,
     SequenceSpec,
     Started,
@@ -32,7 +33,7 @@ from service.engine.messages import (
 from service.engine.runner import StepBatch
 from service.engine.sampler import SamplerState, sample, token_logprob
 
-POISON = np.uint64(0xDEAD_BEEF_DEAD_BEEF)
+POISON = np.uint64(0xFFFF_FFFF_FFFF_FFFF)  # nothing is in the slot
 _MIX = np.uint64(0xBF58_476D_1CE4_E5B9)
 _GOLDEN = np.uint64(0x9E37_79B9_7F4A_7C15)
 
@@ -78,10 +79,14 @@ def oracle_output(spec: SequenceSpec, vocab_size: int, max_context_tokens: int) 
 class FakeRunner:
     """Implements `Runner` and checks every batch it gets."""
 
-    def __init__(self, num_blocks: int, block_tokens: int, vocab_size: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_tokens: int, vocab_size: int, max_blocks: int | None = None
+    ) -> None:
         self._block_tokens = block_tokens
         self._vocab_size = vocab_size
-        self._kv = np.full(num_blocks * block_tokens, POISON, np.uint64)
+        self.arena = Arena(KVLayout(1, 1, 1, block_tokens, KVDtype.FLOAT32), num_blocks, max_blocks)
+        self._kv = np.frombuffer(self.arena.buffer, np.uint64)
+        self.poison(range(num_blocks))
         self.batches: list[StepBatch] = []
         self.computed_tokens = 0
 
@@ -89,6 +94,10 @@ class FakeRunner:
     def vocab_size(self) -> int:
         """Number of logits per row."""
         return self._vocab_size
+
+    def poison(self, blocks: Iterable[int]) -> None:
+        """Makes the next read of these blocks fail, unless they are written before."""
+        self._kv.reshape(-1, self._block_tokens)[list(blocks)] = POISON
 
     def forward(self, batch: StepBatch) -> NDArray[np.float32]:
         """Writes hashes, reads contexts through the block tables, answers logits."""
@@ -102,7 +111,8 @@ class FakeRunner:
             context = np.arange(batch.positions[flat] + 1)
             blocks = batch.block_tables[owner][context // self._block_tokens].astype(np.int64)
             kv = self._kv[blocks * self._block_tokens + context % self._block_tokens]
-            assert not (kv == POISON).any(), "a context reads a slot that was never written"
+            is_unwritten = (kv == POISON) | (kv == 0)
+            assert not is_unwritten.any(), "a context reads a slot that was never written"
             logits[row] = logits_of(kv, self._vocab_size)
         return logits
 
@@ -128,6 +138,7 @@ class FakeBuilt:
     num_blocks: int
     max_context_tokens: int
     vocab_size: int
+    arena: Arena
     model_version: str = "fake"
     weights_dtype: str = "none"
     kv_dtype: str = "float32"
@@ -143,12 +154,17 @@ def build_fake(
     """Stands in for `build_runner`: same arguments, no model, no torch."""
     num_blocks = (settings.kv_blocks or 256) + 1
     progress(Loading("kv pool", num_blocks, num_blocks, "blocks"))
+    max_blocks = None
+    if settings.kv_memory_max_bytes is not None:
+        max_blocks = settings.kv_memory_max_bytes // (8 * settings.block_tokens)
+    runner = FakeRunner(num_blocks, settings.block_tokens, vocab_size, max_blocks)
     return FakeBuilt(
-        runner=FakeRunner(num_blocks, settings.block_tokens, vocab_size),
-        layout=KVLayout(1, 1, 2, settings.block_tokens, KVDtype.FLOAT32),
+        runner=runner,
+        layout=runner.arena.layout,
         num_blocks=num_blocks,
         max_context_tokens=settings.max_context_tokens or 4096,
         vocab_size=vocab_size,
+        arena=runner.arena,
     )
 
 
@@ -179,21 +195,25 @@ class EngineHarness:
         block_tokens: int = 16,
         vocab_size: int = 256,
         max_context_tokens: int = 4096,
+        max_blocks: int | None = None,
         **settings: Any,
     ) -> None:
+        """`max_blocks`: what the pool can grow to, `blocks` unless given."""
         self.vocab_size = vocab_size
         self.max_context_tokens = max_context_tokens
+        self.runner = FakeRunner(blocks + 1, block_tokens, vocab_size, (max_blocks or blocks) + 1)
         self.manager = CacheManager(blocks + 1, block_tokens)
-        self.runner = FakeRunner(blocks + 1, block_tokens, vocab_size)
         self.now_seconds = 100.0
         self.core = EngineCore(
             self.runner,
             self.manager,
+            self.runner.arena,
             EngineSettings(block_tokens=block_tokens, **settings),
             max_context_tokens,
             clock=lambda: self.now_seconds,
         )
         self.reports: list[StepReport] = []
+        self.resized: list[Resized] = []
         self.preemptions: list[tuple[int, int]] = []  # (number of the report, sequence)
         self._preempt = self.manager.preempt
         self.manager.preempt = self._note_preemption  # type: ignore[method-assign]
@@ -208,12 +228,13 @@ class EngineHarness:
         report = self.core.step()
         self.manager.audit()
         self.reports.append(report)
+        self.resized.extend(self.core.take_resized())
         return report
 
     def run(self, max_steps: int = 10_000) -> None:
         """Steps until nothing is left; fails if that takes more than `max_steps`."""
         for _ in range(max_steps):
-            if not self.core.has_work:
+            if not (self.core.has_work or self.core.is_resizing):
                 return
             self.step()
         raise AssertionError(f"still at work after {max_steps} steps")

@@ -10,6 +10,8 @@ It says what the prompt tells it to, so that a test decides every token. A promp
     REFUSE never fits
     DIE   kill this process when the sequence enters the batch
     FAIL  enter the batch, then the model fails
+    CRASH produce as COUNT does; abort this process instead of computing the token of the
+          index that is the argument
 
 It is no scheduler: every sequence runs at once, one token a step. What it receives goes to
 the file of `--record`, one JSON line each.
@@ -22,6 +24,7 @@ import ctypes
 import hashlib
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -56,7 +59,7 @@ from service.engine.messages import (
     TokenLogprob,
 )
 
-SAY, COUNT, WAIT, HOLD, REFUSE, DIE, FAIL = range(1000, 1007)
+SAY, COUNT, WAIT, HOLD, REFUSE, DIE, FAIL, CRASH = range(1000, 1008)
 EOS = 256
 MAX_CONTEXT_TOKENS = 4096
 POOL_BLOCKS = 1000
@@ -87,12 +90,15 @@ class Sequence:
     def step(self) -> Output | None:
         spec = self.spec
         index = len(self.outputs)
-        if self.mode not in (SAY, COUNT):
+        if self.mode not in (SAY, COUNT, CRASH):
             return None
-        if self.mode == COUNT:
-            token_id = counted_token(spec.sampling.seed, index)
-        else:
+        if self.mode == CRASH and index == self.script[0]:
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            os.abort()
+        if self.mode == SAY:
             token_id = self.script[index] if index < len(self.script) else EOS
+        else:
+            token_id = counted_token(spec.sampling.seed, index)
         self.outputs.append(token_id)
         if token_id in spec.eos_ids:
             self.reason = FinishReason.EOS
@@ -144,7 +150,7 @@ class Engine:
 
     def run(self) -> None:
         while True:
-            busy = any(s.mode in (SAY, COUNT) for s in self._sequences.values())
+            busy = any(s.mode in (SAY, COUNT, CRASH) for s in self._sequences.values())
             for message in self._channel.receive(self._step_seconds if busy else 3600.0):
                 if isinstance(message, Shutdown):
                     return
@@ -291,6 +297,7 @@ def main() -> None:
             max_context_tokens=MAX_CONTEXT_TOKENS,
             block_tokens=16,
             num_blocks=POOL_BLOCKS,
+            max_blocks=2 * POOL_BLOCKS,
             bytes_per_block=1024,
             weights_dtype="none",
             kv_dtype="none",

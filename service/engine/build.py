@@ -16,7 +16,7 @@ from service.engine.host import usable_cores
 from service.engine.messages import Loading
 from service.engine.openmp import wait_politely
 from service.engine.runner import Runner, StepBatch
-from service.engine.sizing import context_tokens, pool_blocks
+from service.engine.sizing import context_tokens, largest_pool_blocks, pool_blocks
 from service.models.config import load_model_config
 from service.models.source import resolve_model
 
@@ -31,7 +31,7 @@ class BuiltRunner:
     runner: Runner
     layout: KVLayout
     arena: Arena
-    num_blocks: int  # the null block included
+    num_blocks: int  # at the start, the null block included
     max_context_tokens: int
     vocab_size: int
     model_version: str
@@ -55,7 +55,8 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
         config.layers, config.kv_heads, config.head_dim, settings.block_tokens, kv_dtype
     )
     usable_blocks = pool_blocks(settings, layout, available_memory_bytes())
-    max_context_tokens = context_tokens(settings, config, usable_blocks)
+    max_usable_blocks = largest_pool_blocks(settings, layout, usable_blocks)
+    max_context_tokens = context_tokens(settings, config, max_usable_blocks)
     num_blocks = usable_blocks + 1
 
     wait_politely()
@@ -66,7 +67,7 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
 
     checkpoint = open_checkpoint(source, config)
     progress(Loading("kv pool", 0, usable_blocks, "blocks"))
-    arena = _allocate(layout, num_blocks)
+    arena = _allocate(layout, num_blocks, max_usable_blocks + 1)
     progress(Loading("kv pool", usable_blocks, usable_blocks, "blocks"))
     options = RunnerOptions(
         weights_dtype=weights_dtype,
@@ -104,9 +105,9 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
     )
 
 
-def _allocate(layout: KVLayout, num_blocks: int) -> Arena:
+def _allocate(layout: KVLayout, num_blocks: int, max_blocks: int) -> Arena:
     try:
-        return Arena(layout, num_blocks)
+        return Arena(layout, num_blocks, max_blocks)
     except ArenaError as error:
         raise StartError(str(error)) from error
 

@@ -19,12 +19,15 @@ from service.engine.messages import (
     FinishReason,
     Output,
     Refused,
+    Resize,
+    Resized,
     SequenceSpec,
     Started,
     StepReport,
 )
 from service.engine.policy import Chunk, SchedulerLimits, headroom_blocks
 from service.engine.request import Sequence, SequenceState
+from service.engine.resize import ElasticMemory, PoolResizer
 from service.engine.runner import Runner
 from service.engine.sampler import sample, token_logprob, unusable_logits
 from service.engine.scheduler import Scheduler, StepPlan
@@ -56,6 +59,7 @@ class EngineCore:
         self,
         runner: Runner,
         manager: CacheManager,
+        memory: ElasticMemory,
         settings: EngineSettings,
         max_context_tokens: int,
         clock: Callable[[], float] = time.monotonic,
@@ -78,6 +82,7 @@ class EngineCore:
             ),
             self._victims,
         )
+        self._resizer = PoolResizer(manager, memory, self._scheduler, settings.load_line)
         self._live: dict[int, Sequence] = {}
         self._arrivals = 0
         self._finished: list[Finished] = []  # to be told with the next report
@@ -126,10 +131,24 @@ class EngineCore:
         """Leading tokens that the prefix index holds."""
         return self._manager.lookup(namespace, token_array(token_ids))
 
+    def resize(self, resize: Resize) -> None:
+        """Begins to give the pool another size; the next steps do it, see `take_resized`."""
+        self._resizer.order(resize, self._clock())
+
+    @property
+    def is_resizing(self) -> bool:
+        """Whether `step` has to be called for a resize, though nothing may be there to compute."""
+        return self._resizer.is_active
+
+    def take_resized(self) -> list[Resized]:
+        """The resizes that have ended, in force or not."""
+        return self._resizer.take_answers()
+
     def step(self) -> StepReport:
         """Computes one step and tells all that happened since the last one."""
+        self._resizer.advance(self._clock())
         began_seconds = self._clock()
-        plan = self._scheduler.plan(began_seconds)
+        plan = self._scheduler.plan(began_seconds, admitting=not self._resizer.is_shrinking)
         self._settle(plan)
         started = [
             Started(s.sequence_id, s.cached_tokens, s.scheduled_seconds) for s in plan.started

@@ -13,11 +13,14 @@ from service.engine.messages import (
     Heartbeat,
     LookedUp,
     Lookup,
+    Resize,
     Shutdown,
     Submit,
 )
 
 HEARTBEAT_SECONDS = 1.0
+# Between two looks at a resize that waits for others while nothing is computed.
+_RESIZE_SECONDS = 0.02
 
 
 def run_loop(core: EngineCore, channel: Channel) -> None:
@@ -27,18 +30,29 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
     broken device; the front starts a new engine then.
     """
     while True:
-        messages = channel.receive(0.0 if core.has_work else HEARTBEAT_SECONDS)
+        messages = channel.receive(_patience_seconds(core))
         for message in messages:
             if isinstance(message, Shutdown):
                 return
             _handle(message, core, channel)
-        if core.has_work:
+        if core.has_work or core.is_resizing:
             channel.send(core.step())
+            for answer in core.take_resized():
+                channel.send(answer)
         elif not messages:
             channel.send(Heartbeat(core.stats()))
 
 
-def _handle(message: Submit | Abort | Flush | Lookup, core: EngineCore, channel: Channel) -> None:
+def _patience_seconds(core: EngineCore) -> float:
+    """How long to wait for messages before there is something else to do."""
+    if core.has_work:
+        return 0.0
+    return _RESIZE_SECONDS if core.is_resizing else HEARTBEAT_SECONDS
+
+
+def _handle(
+    message: Submit | Abort | Flush | Lookup | Resize, core: EngineCore, channel: Channel
+) -> None:
     match message:
         case Submit(sequences):
             core.submit(sequences)
@@ -49,5 +63,7 @@ def _handle(message: Submit | Abort | Flush | Lookup, core: EngineCore, channel:
             channel.send(Flushed(call_id, result.dropped_blocks, result.kept_blocks))
         case Lookup(call_id, namespace, token_ids):
             channel.send(LookedUp(call_id, core.lookup(namespace, token_ids)))
+        case Resize():
+            core.resize(message)
         case _:
             assert_never(message)

@@ -67,6 +67,7 @@ class SequenceSpec(msgspec.Struct, array_like=True, frozen=True):
     publish_blocks: bool = True
     arrival_seconds: float = 0.0  # monotonic, when the call reached the front
     resumed: bool = False  # resubmitted after an engine death
+    tenant: str = ""  # on whose share of the KV pool it lives
 
 
 # --- front -> engine ---------------------------------------------------------
@@ -99,11 +100,33 @@ class Lookup(msgspec.Struct, array_like=True, tag="lookup", frozen=True):
     token_ids: list[int]
 
 
+class ShrinkPolicy(enum.IntEnum):
+    """What happens to running sequences that hold more than a smaller pool has.
+
+    The numbers are those of `plimsoll.v1.ShrinkPolicy`.
+    """
+
+    WAIT = 1  # they run on until enough of them have ended
+    PREEMPT = 2  # some lose their blocks, wait, and are computed again later
+
+
+class Resize(msgspec.Struct, array_like=True, tag="resize", frozen=True):
+    """Asks for a pool of another size; more than the engine reserved means all of that.
+
+    A resize that is under way ends with what is in force.
+    """
+
+    call_id: int
+    num_blocks: int  # usable blocks, the null block left out
+    policy: ShrinkPolicy
+    limit_seconds: float  # after this the answer comes, whatever is in force
+
+
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown", frozen=True):
     """Asks the engine to leave its loop and exit with status 0."""
 
 
-ToEngine: TypeAlias = Submit | Abort | Flush | Lookup | Shutdown
+ToEngine: TypeAlias = Submit | Abort | Flush | Lookup | Resize | Shutdown
 
 
 # --- engine -> front ---------------------------------------------------------
@@ -132,6 +155,7 @@ class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True):
     max_context_tokens: int
     block_tokens: int
     num_blocks: int  # usable blocks, the null block left out
+    max_blocks: int  # what the pool can grow to, counted like `num_blocks`
     bytes_per_block: int
     weights_dtype: str
     kv_dtype: str
@@ -254,4 +278,25 @@ class LookedUp(msgspec.Struct, array_like=True, tag="looked_up", frozen=True):
     cached_tokens: int
 
 
-FromEngine: TypeAlias = Loading | StartFailed | Ready | StepReport | Heartbeat | Flushed | LookedUp
+class MemoryShortage(msgspec.Struct, array_like=True, frozen=True):
+    """Why a pool could not grow: wanted + headroom is more than is available, in bytes."""
+
+    wanted_bytes: int
+    available_bytes: int
+    headroom_bytes: int  # left to the steps of the model
+
+
+class Resized(msgspec.Struct, array_like=True, tag="resized", frozen=True):
+    """Answer to Resize, when it is in force or over; the figures of a report come first."""
+
+    call_id: int
+    before_blocks: int  # usable blocks
+    num_blocks: int  # in force now; not what was asked for when time or memory ran out
+    preempted: int  # sequences that lost their blocks for it
+    pause_seconds: float  # in which nothing was admitted
+    shortage: MemoryShortage | None
+
+
+FromEngine: TypeAlias = (
+    Loading | StartFailed | Ready | StepReport | Heartbeat | Flushed | LookedUp | Resized
+)

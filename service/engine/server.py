@@ -45,7 +45,7 @@ def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
     except (StartError, ModelFileError, NativeCoreMissingError) as error:
         channel.send(StartFailed(str(error)))
         return EXIT_START_FAILED
-    core = EngineCore(built.runner, manager, settings, built.max_context_tokens)
+    core = EngineCore(built.runner, manager, built.arena, settings, built.max_context_tokens)
     channel.send(
         Ready(
             model_version=built.model_version,
@@ -53,6 +53,7 @@ def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
             max_context_tokens=built.max_context_tokens,
             block_tokens=settings.block_tokens,
             num_blocks=manager.usable_blocks,
+            max_blocks=built.arena.max_blocks - 1,
             bytes_per_block=built.layout.block_bytes,
             weights_dtype=built.weights_dtype,
             kv_dtype=built.kv_dtype,

@@ -41,8 +41,25 @@ def pool_blocks(settings: EngineSettings, layout: KVLayout, available_bytes: int
     return blocks
 
 
+def largest_pool_blocks(settings: EngineSettings, layout: KVLayout, blocks: int) -> int:
+    """Usable blocks that a pool of `blocks` at the start may grow to.
+
+    Raises StartError when kv_memory_max_bytes is less than the pool at the start.
+    """
+    limit_bytes = settings.kv_memory_max_bytes
+    if limit_bytes is None:
+        return blocks
+    most = limit_bytes // layout.block_bytes - 1
+    if most < blocks:
+        raise StartError(
+            f"kv_memory_max_bytes = {limit_bytes}: the pool takes "
+            f"{(blocks + 1) * layout.block_bytes} bytes from the start"
+        )
+    return most
+
+
 def context_tokens(settings: EngineSettings, config: ModelConfig, blocks: int) -> int:
-    """The longest context that the setting, the model and a pool of `blocks` allow.
+    """The longest context that the setting, the model and the largest pool, `blocks`, allow.
 
     Raises StartError when the setting asks for more.
     """

@@ -32,7 +32,10 @@ class RunnerOptions:
 
 
 class TorchRunner:
-    """A `Runner` of a Llama-family model; it reads and writes the blocks of `arena`."""
+    """A `Runner` of a Llama-family model; it reads and writes the blocks of `arena`.
+
+    Its tensors view the whole reservation, so that the arena may grow and shrink between steps.
+    """
 
     def __init__(
         self,
@@ -47,7 +50,7 @@ class TorchRunner:
         pool_dtype: torch.dtype = getattr(torch, arena.layout.dtype.value)
         pool = torch.frombuffer(arena.buffer, dtype=pool_dtype)
         attention = CpuAttention(
-            pool.view(arena.layout.shape(arena.num_blocks)), config.head_dim**-0.5
+            pool.view(arena.layout.shape(arena.max_blocks)), config.head_dim**-0.5
         )
         loader = WeightLoader(config, checkpoint, dtype, options.mode)
         weights = loader.load(options.context_tokens, on_layer)

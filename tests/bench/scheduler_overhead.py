@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache import CacheManager
+from kvcache import Arena, CacheManager, KVDtype, KVLayout
 from service.config import EngineSettings
 from service.engine.core import EngineCore
 from service.engine.messages import SamplingParams, SequenceSpec
@@ -57,8 +57,9 @@ SAMPLINGS = {
 def step_microseconds(batch_size: int, waiting: int, sampling: SamplingParams, steps: int) -> float:
     """Median time of a step in which all of the batch decodes, `waiting` others queued."""
     manager = CacheManager(20_000, 16)
+    arena = Arena(KVLayout(1, 1, 1, 16, KVDtype.FLOAT32), 20_000)
     settings = EngineSettings(max_running_sequences=batch_size)
-    core = EngineCore(ConstantRunner(batch_size), manager, settings, max_context_tokens=8192)
+    core = EngineCore(ConstantRunner(batch_size), manager, arena, settings, max_context_tokens=8192)
     core.submit(
         SequenceSpec(
             sequence_id=number,

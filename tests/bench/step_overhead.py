@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
@@ -152,7 +153,7 @@ class SleepingRunner:
 def build_sleeping(settings: EngineSettings, progress: Callable[[Loading], None]) -> FakeBuilt:
     fake = build_fake(settings, progress, VOCAB_SIZE)
     runner = SleepingRunner(float(os.environ[MODEL_MILLISECONDS]) / 1e3)
-    return FakeBuilt(runner, fake.layout, fake.num_blocks, 8192, VOCAB_SIZE)  # type: ignore[arg-type]
+    return replace(fake, runner=runner, max_context_tokens=8192)  # type: ignore[arg-type]
 
 
 async def serve(ready_file: Path) -> None:

@@ -100,7 +100,7 @@ def make_core(built: BuiltRunner, usable_blocks: int = 511, **settings: object) 
     pool[: (usable_blocks + 1) * built.layout.block_elements] = np.nan
     engine = EngineSettings(model="smollm2-135m", dtype="float32", **settings)  # type: ignore[arg-type]
     manager = CacheManager(usable_blocks + 1, built.layout.block_tokens)
-    return EngineCore(built.runner, manager, engine, built.max_context_tokens)
+    return EngineCore(built.runner, manager, built.arena, engine, built.max_context_tokens)
 
 
 def spec(sequence_id: int, prompt: list[int], max_tokens: int = OUTPUT_TOKENS) -> SequenceSpec:
