@@ -58,7 +58,7 @@ class AdmissionPlan:
     """What `begin` needs in order to do as `admit` said."""
 
     request: AdmissionRequest
-    match: tuple[int, int, object]  # see kvcache.core.PrefixMatch
+    match: tuple[int, int, int]  # see kvcache.core.PrefixMatch
     version: int  # of the cache the match was made in
 
 

@@ -8,7 +8,7 @@ what is done for every block and token is down here.
 Holders. Sequences, pins, loads, stores and expectations hold blocks in the same way: `begin`
 starts a holder, `release` ends it. A holder of a block holds the blocks before it as well. The
 kinds of a block's holders, and whether the index has it (it is published), make its state; see
-`kvcache.pool.state_of`.
+`kvcache.states`.
 
 Groups and levels. Every block is charged to one of 32 groups (tenants; 0 is everybody else) and
 has one of 8 retention levels. Both come from the holder that it was allocated for; a holder of
@@ -41,32 +41,25 @@ not evicted: whoever counts on them being available releases the expectation fir
 from __future__ import annotations
 
 import logging
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache.core_records import CoreEvent, CoreSample
 from kvcache.errors import InvalidArgumentError, NativeCoreMissingError
-from kvcache.events import EventLog, Run
-from kvcache.eviction import PROTECTED_SHARE, REUSE_WEIGHT, PolicyName, create_policy
-from kvcache.pool import HolderKind
+from kvcache.events import Run
+from kvcache.eviction import EvictionRule, PolicyName
 from kvcache.python_core import PythonCore
+from kvcache.states import HolderKind
 
-__all__ = ["CacheCore", "CoreCounts", "HolderKind", "create_core"]
+__all__ = ["CacheCore", "CoreCounts", "CoreEvent", "CoreSample", "HolderKind", "create_core"]
 
 Tokens = NDArray[np.int32]
 # Matched blocks; of these, CACHED or EXPECTED now; and the last of them (0: none). Void when the
 # core changes.
 PrefixMatch = tuple[int, int, int]
 NO_MATCH: PrefixMatch = (0, 0, 0)
-# What happened to the index: see `drain_events`.
-CoreEvent = (
-    tuple[Literal["stored"], bytes, int | None, tuple[int, ...], tuple[int, ...]]
-    | tuple[Literal["removed"], tuple[int, ...]]
-    | tuple[Literal["cleared"], bytes | None]
-    | tuple[Literal["moved"], tuple[tuple[int, int], ...]]
-)
-CoreSample = tuple[int, int, int, int]
 CoreChoice = Literal["auto", "native", "python"]
 _logger = logging.getLogger(__name__)
 
@@ -88,19 +81,6 @@ class CoreCounts(NamedTuple):
     reserved: int  # entries of the tables of sequences without a computed token
     live_sequences: int
     slack_tokens: int  # slots in the tables of sequences that have no token yet
-    deduplicated: int
-    evicted: int
-
-
-class OldCoreCounts(NamedTuple):
-    """The counts of the cores until they follow the contract below."""
-
-    free: int
-    cached: int
-    held: int
-    shared: int
-    reserved: int
-    live_sequences: int
     deduplicated: int
     evicted: int
 
@@ -341,19 +321,17 @@ def create_core(
     num_blocks: int,
     block_tokens: int,
     policy: PolicyName,
-    events: EventLog | None,
-) -> tuple[str, Any]:
+    *,
+    record_events: bool = False,
+) -> tuple[str, CacheCore]:
     """The name of a core, and the core. `auto` is the native one where it was built.
 
-    The native core does not tell events; with an event log `auto` is the Python one. Raises
-    NativeCoreMissingError when `native` is demanded and cannot be loaded.
+    Raises NativeCoreMissingError when `native` is demanded and cannot be loaded.
     """
-    eviction = create_policy(policy, num_blocks - 1)
+    rule = EvictionRule.of(policy, num_blocks - 1)
     if choice not in ("auto", "native", "python"):
         raise InvalidArgumentError("core", choice, "auto, native or python")
-    if choice == "native" and events is not None:
-        raise InvalidArgumentError("core", choice, "auto or python where an event log is given")
-    if choice == "native" or (choice == "auto" and events is None):
+    if choice != "python":
         try:
             from kvcache._native import NativeCore
         except ImportError as error:
@@ -361,7 +339,8 @@ def create_core(
                 raise NativeCoreMissingError(str(error)) from error
             _logger.warning("kvcache runs without its native core, several times slower: %s", error)
         else:
-            weight = REUSE_WEIGHT if policy == "reuse-aware" else 0
-            protected_blocks = int((num_blocks - 1) * PROTECTED_SHARE)
-            return "native", NativeCore(num_blocks, block_tokens, weight, protected_blocks)
-    return "python", PythonCore(num_blocks, block_tokens, eviction, events)
+            if hasattr(NativeCore, "drain_events"):
+                return "native", NativeCore(num_blocks, block_tokens, *rule, record_events)
+            if choice == "native":
+                raise NativeCoreMissingError("it does not follow the contract of today yet")
+    return "python", PythonCore(num_blocks, block_tokens, *rule, record_events)

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache.errors import InvalidArgumentError, KVCacheError
-from kvcache.node import Node
 
 Blocks = NDArray[np.int32]
 Tokens = NDArray[np.int32]
@@ -152,18 +151,6 @@ class EventLog:
 
 # Namespace, parent, blocks, and token_ids, as in Stored.
 Run = tuple[bytes, int | None, tuple[int, ...], tuple[int, ...]]
-
-
-def run_of(node: Node, block_tokens: int) -> Run:
-    """What a node of the index contains."""
-    parent = node.parent
-    assert parent is not None
-    return (
-        node.namespace,
-        None if parent.parent is None else int(parent.blocks[parent.count - 1]),
-        tuple(node.blocks[: node.count].tolist()),
-        tuple(node.tokens[: node.count * block_tokens].tolist()),
-    )
 
 
 @dataclass(frozen=True, slots=True)

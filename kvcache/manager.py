@@ -17,7 +17,7 @@ from kvcache.admission import (
     require_tokens,
     short_blocks,
 )
-from kvcache.core import NO_MATCH, CoreChoice, OldCoreCounts, PrefixMatch, create_core
+from kvcache.core import NO_MATCH, CoreChoice, CoreCounts, HolderKind, PrefixMatch, create_core
 from kvcache.errors import (
     DuplicateSequenceError,
     InvalidArgumentError,
@@ -59,7 +59,9 @@ class CacheManager:
             raise InvalidArgumentError("block_tokens", block_tokens, "at least 1")
         self.usable_blocks = num_blocks - 1  # all but the null block
         self.block_tokens = block_tokens
-        self.core_name, self._core = create_core(core, num_blocks, block_tokens, policy, events)
+        self.core_name, self._core = create_core(
+            core, num_blocks, block_tokens, policy, record_events=events is not None
+        )
         self._events = events
         self._counters = Counters.zero()
 
@@ -82,7 +84,7 @@ class CacheManager:
         short = short_blocks(
             new_blocks=needed - hit_blocks,
             evictable_hits=evictable_hits,
-            available=self._core.available_blocks,
+            available=self._core.available_blocks(0),
             headroom=request.headroom_blocks,
             pool_is_idle=self._core.live_sequences == 0,
         )
@@ -116,7 +118,11 @@ class CacheManager:
             request.publish,
             match,
             not request.resumed,
+            HolderKind.SEQUENCE,
+            0,
+            0,
         )
+        self._tell()
         return fits.cached_tokens
 
     def pending_prefix(self, request: AdmissionRequest) -> int:
@@ -145,7 +151,9 @@ class CacheManager:
 
         Answers 0, or the number of blocks missing; then nothing has changed.
         """
-        return self._core.append(sequence_id, token_id)
+        missing = self._core.append(sequence_id, token_id)
+        self._tell()
+        return missing
 
     def commit(self, sequence_id: int, computed_tokens: int) -> None:
         """K and V of the tokens [0, computed_tokens) are written.
@@ -155,6 +163,7 @@ class CacheManager:
         and its own copy is freed: read the table after every commit.
         """
         self._core.commit(sequence_id, computed_tokens)
+        self._tell()
 
     def block_table(self, sequence_id: int) -> NDArray[np.int32]:
         """The blocks of the sequence in order, read-only; void after the next change."""
@@ -203,18 +212,20 @@ class CacheManager:
         Live sequences keep their blocks, and publish nothing from now on: what they compute
         rests on what was forgotten.
         """
-        return FlushResult(*self._core.flush(namespace))
+        result = FlushResult(*self._core.flush(namespace))
+        self._tell()
+        return result
 
     def stats(self) -> CacheStats:
         """Figures of this moment, O(1)."""
-        core, counters = OldCoreCounts(*self._core.counts()), self._counters
+        core, counters = CoreCounts(*self._core.counts()), self._counters
         return CacheStats(
             total=self.usable_blocks,
             free=core.free,
             cached=core.cached,
             held=core.held,
-            pinned=0,
-            in_flight=0,
+            pinned=core.pinned,
+            in_flight=core.loading + core.storing,
             reserved=core.reserved,
             shared=core.shared,
             live_sequences=core.live_sequences,
@@ -242,6 +253,21 @@ class CacheManager:
         self._core.audit()
 
     # --- mechanism -----------------------------------------------------------
+
+    def _tell(self) -> None:
+        """Passes on what has happened to the index."""
+        if self._events is None:
+            return
+        for event in self._core.drain_events():
+            match event:
+                case "stored", namespace, parent, blocks, tokens:
+                    self._events.stored(
+                        namespace, parent, np.array(blocks, np.int32), np.array(tokens, np.int32)
+                    )
+                case "removed", removed:
+                    self._events.removed(np.array(removed, np.int32))
+                case "cleared", cleared:
+                    self._events.cleared(cleared)
 
     def _most_hits(self, token_ids: NDArray[np.int32]) -> int:
         """Blocks that may be hit: the last token is always computed, for its logits."""

@@ -1,18 +1,17 @@
 """Who owns each block: a state machine with books that must balance.
 
-The pool knows numbers of blocks only, neither tokens nor memory. Every operation takes whole
-arrays, is all or nothing, names its actor, and raises IllegalTransitionError before it has
-changed anything when one block forbids it.
+The pool knows numbers of blocks only, neither tokens nor memory. Every operation names its
+actor, and raises IllegalTransitionError before it has changed anything when the block forbids
+it.
 """
 
 from __future__ import annotations
 
-import enum
 import heapq
-from collections import deque
-
-import numpy as np
-from numpy.typing import NDArray
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import NoReturn
 
 from kvcache.errors import (
     ConservationError,
@@ -21,70 +20,42 @@ from kvcache.errors import (
     OutOfBlocksError,
     Transition,
 )
+from kvcache.states import BlockState, HolderKind, state_of
 
 NULL_BLOCK = 0
-Blocks = NDArray[np.int32]
-_HISTORY_PER_BLOCK = 8  # mean number of past transitions kept for error reports
+_HISTORY = 1 << 15  # transitions of all blocks that are kept for error reports
 _HISTORY_FOUND = 16  # most recent transitions of one block that an error shows
-
-
-class HolderKind(enum.IntEnum):
-    """What a holder wants of its blocks."""
-
-    SEQUENCE = 0  # computes with them
-    PIN = 1  # keeps them from eviction
-    LOAD = 2  # a transfer writes those that are not in the index yet
-    STORE = 3  # a transfer reads them
-    EXPECT = 4  # a waiting request would like to find them; the manager lets go first
-
-
-class BlockState(enum.IntEnum):
-    """FREE and CACHED blocks can be had; the others belong to somebody."""
-
-    FREE = 0
-    HELD = 1  # by `refcount` sequences
-    CACHED = 2  # in the index, held by nobody, evictable
-    PINNED = 3  # in the index, not evictable whether held or not
-    LOADING = 4  # a transfer writes it
-    STORING = 5  # a transfer reads it
-    NULL = 6  # block 0: target of padding, never owned
-
-
-# Plain ints for work on arrays: numpy takes several microseconds to unpack an enum member.
-_FREE, _HELD, _CACHED, _PINNED, _LOADING, _STORING, _NULL = map(int, BlockState)
+_NOBODY: Mapping[int, HolderKind] = MappingProxyType({})
+_NOTHING = (0,) * len(BlockState)
 
 
 class BlockPool:
     """Blocks 0 .. num_blocks - 1, of which block 0 is never handed out.
 
-    Sequences act by their id; machinery ("eviction", "flush") by its name. The lowest free
-    id is allocated first, so that the tail of the pool empties and can be given back. A binary
-    heap keeps the free ids: O(log n) in C per block, with no worst case that depends on
-    how the holes lie, which a bitmap with a search hint has.
+    Holders act by their id; machinery ("eviction", "flush") by its name. The lowest free id is
+    allocated first, so that the tail of the pool empties and can be given back. A binary heap
+    keeps the free ids: O(log n) in C per block, with no worst case that depends on how the
+    holes lie, which a bitmap with a search hint has.
+
+    A block that is not FREE is charged to the group that it was allocated for.
     """
 
     def __init__(self, num_blocks: int) -> None:
-        if num_blocks < 2:
-            raise InvalidArgumentError(
-                "num_blocks", num_blocks, "at least 2 (the null block and one more)"
-            )
+        require_size(num_blocks)
         self.num_blocks = num_blocks
         self._free = list(range(1, num_blocks))  # ascending, hence already a heap
-        self._state = np.full(num_blocks, _FREE, np.uint8)
-        self._state[NULL_BLOCK] = _NULL
-        self._refcount = np.zeros(num_blocks, np.int32)
-        # Sum of (id + 1) over the holders: with one holder it is that holder's name, so that
-        # a release by anyone else is caught at once; with several, by the last release at
-        # the latest. A set per block would cost Python time for every block.
-        self._holder_sum = np.zeros(num_blocks, np.int64)
-        self._indexed = np.zeros(num_blocks, np.bool_)
+        self._state = [BlockState.FREE] * num_blocks
+        self._state[NULL_BLOCK] = BlockState.NULL
+        self._group = [0] * num_blocks
+        self._published = [False] * num_blocks
+        self._holders: dict[int, dict[int, HolderKind]] = {}  # of the blocks that have any
         self._count = [0] * len(BlockState)
-        self._count[_FREE] = num_blocks - 1
-        self._count[_NULL] = 1
+        self._count[BlockState.FREE] = num_blocks - 1
+        self._count[BlockState.NULL] = 1
+        self._charged: dict[int, list[int]] = {}  # as _count, by group; FREE ones are not counted
         self._shared = 0
         self._serial = 0
-        self._history: deque[tuple[int, str, int | str, Blocks]] = deque()
-        self._history_blocks = 0
+        self._history: deque[tuple[int, str, int | str, int]] = deque(maxlen=_HISTORY)
 
     # --- what is where -------------------------------------------------------
 
@@ -93,161 +64,165 @@ class BlockPool:
         """Blocks that can be allocated now."""
         return len(self._free)
 
-    def count(self, state: BlockState) -> int:
-        """Blocks in a state, O(1)."""
-        return self._count[state]
-
     @property
     def shared_blocks(self) -> int:
         """Blocks with two or more holders."""
         return self._shared
 
+    @property
+    def groups(self) -> Iterable[int]:
+        """The groups that blocks were ever charged to."""
+        return self._charged.keys()
+
+    def count(self, state: BlockState) -> int:
+        """Blocks in a state, O(1)."""
+        return self._count[state]
+
+    def charged(self, group: int) -> Sequence[int]:
+        """The blocks that are charged to a group, by state."""
+        return self._charged.get(group, _NOTHING)
+
     def state(self, block: int) -> BlockState:
         """State of one block."""
-        return BlockState(int(self._state[block]))
+        return self._state[block]
 
-    def refcount(self, block: int) -> int:
-        """Number of holders of one block."""
-        return int(self._refcount[block])
+    def group(self, block: int) -> int:
+        """The group that a block is charged to, or was the last time."""
+        return self._group[block]
 
-    def is_indexed(self, block: int) -> bool:
-        """Whether the prefix index knows the block."""
-        return bool(self._indexed[block])
+    def holders(self, block: int) -> Mapping[int, HolderKind]:
+        """The holders of one block."""
+        return self._holders.get(block, _NOBODY)
 
-    def exclusive_blocks(self, blocks: Blocks) -> int:
-        """How many of `blocks` have a single holder."""
-        return int(np.count_nonzero(self._refcount[blocks] == 1))
+    def is_published(self, block: int) -> bool:
+        """Whether the prefix index has the block."""
+        return self._published[block]
+
+    def highest_used(self) -> int:
+        """The highest block that is not FREE; the null block if there is none."""
+        block = self.num_blocks - 1
+        while self._state[block] is BlockState.FREE:
+            block -= 1
+        return block
 
     def history(self, block: int) -> tuple[Transition, ...]:
         """What happened to a block, oldest first, as far as the bounded record reaches."""
         found = [
             Transition(serial, operation, _name(actor))
-            for serial, operation, actor, blocks in self._history
-            if block in blocks
+            for serial, operation, actor, changed in self._history
+            if changed == block
         ]
         return tuple(found[-_HISTORY_FOUND:])
 
     # --- holding -------------------------------------------------------------
 
-    def allocate(self, count: int, holder: int) -> Blocks:
-        """FREE -> HELD: the `count` lowest free blocks, now held by `holder`.
+    def allocate(self, holder: int, kind: HolderKind = HolderKind.SEQUENCE, group: int = 0) -> int:
+        """Gives the lowest FREE block to a holder, at the charge of a group.
 
-        Raises OutOfBlocksError when fewer are free.
+        Raises OutOfBlocksError when none is free.
         """
-        blocks = self._take_free(count, _HELD)
-        self._refcount[blocks] = 1
-        self._holder_sum[blocks] = holder + 1
-        self._record("allocate", holder, blocks)
-        return blocks
+        if not self._free:
+            raise OutOfBlocksError(1, 0)
+        block = heapq.heappop(self._free)
+        self._holders[block] = {holder: kind}
+        self._group[block] = group
+        self._update(block)
+        self._record("allocate", holder, block)
+        return block
 
-    def hold(self, blocks: Blocks, holder: int) -> None:
-        """One more holder: HELD and PINNED blocks stay what they are, CACHED -> HELD."""
-        at, states = self._checked("hold", holder, blocks, _HELD, _CACHED, _PINNED)
-        references = self._refcount[at] + 1
-        self._refcount[at] = references
-        self._holder_sum[at] += holder + 1
-        self._shared += int(np.count_nonzero(references == 2))
-        if _CACHED in states:
-            self._move(at[_where(states, _CACHED)], _CACHED, _HELD)
-        self._record("hold", holder, blocks)
+    def hold(self, block: int, holder: int, kind: HolderKind = HolderKind.SEQUENCE) -> BlockState:
+        """One holder more, of any block but a FREE or LOADING one. Answers the state before."""
+        before = self._require(block, "hold", holder)
+        if before in (BlockState.FREE, BlockState.LOADING):
+            self._refuse("hold", holder, block, "its state forbids that")
+        holders = self._holders.setdefault(block, {})
+        if holder in holders:
+            self._refuse("hold", holder, block, "is held by it already")
+        holders[holder] = kind
+        self._shared += len(holders) == 2
+        self._update(block)
+        self._record("hold", holder, block)
+        return before
 
-    def release(self, blocks: Blocks, holder: int) -> None:
-        """One holder less. The last one: HELD -> CACHED if indexed, else FREE."""
-        at, states = self._checked("release", holder, blocks, _HELD, _PINNED)
-        references = self._refcount[at] - 1
-        sums = self._holder_sum[at] - (holder + 1)
-        # With no holder left, nothing may be left of their sum.
-        self._refuse("release", holder, blocks, references < 0, "is held by nobody")
-        foreign = (references == 0) & (sums != 0)
-        self._refuse("release", holder, blocks, foreign, "is held by another")
-        self._refcount[at] = references
-        self._holder_sum[at] = sums
-        self._shared -= int(np.count_nonzero(references == 1))
-        last = references == 0
-        if _PINNED in states:
-            last &= _where(states, _HELD)
-        left = at[last]
-        indexed = self._indexed[left]
-        self._move(left[indexed], _HELD, _CACHED)
-        self._put_free(left[~indexed], _HELD)
-        self._record("release", holder, blocks)
+    def release(self, block: int, holder: int) -> BlockState:
+        """One holder less. Answers the state after: without holders CACHED, or else FREE."""
+        self._require(block, "release", holder)
+        holders = self._holders.get(block)
+        if holders is None:
+            self._refuse("release", holder, block, "its state forbids that")
+        if holder not in holders:
+            self._refuse("release", holder, block, "is held by another")
+        del holders[holder]
+        self._shared -= len(holders) == 1
+        if not holders:
+            del self._holders[block]
+        after = self._update(block)
+        self._record("release", holder, block)
+        return after
 
     # --- the prefix index ----------------------------------------------------
 
-    def publish(self, blocks: Blocks, actor: int | str) -> None:
-        """The index adopts HELD blocks: their last release makes them CACHED, not FREE."""
-        at, _ = self._checked("publish", actor, blocks, _HELD)
-        self._refuse("publish", actor, blocks, self._indexed[at], "is in the index already")
-        self._indexed[at] = True
-        self._record("publish", actor, blocks)
+    def publish(self, block: int, actor: int | str) -> None:
+        """The index adopts a block that is held: its last release makes it CACHED, not FREE."""
+        self._require(block, "publish", actor)
+        if block not in self._holders:
+            self._refuse("publish", actor, block, "its state forbids that")
+        if self._published[block]:
+            self._refuse("publish", actor, block, "is in the index already")
+        self._published[block] = True
+        self._update(block)
+        self._record("publish", actor, block)
 
-    def unpublish(self, blocks: Blocks, actor: int | str) -> None:
-        """The index lets go: CACHED -> FREE; HELD blocks stay with their holders."""
-        at, states = self._checked("unpublish", actor, blocks, _HELD, _CACHED)
-        self._refuse("unpublish", actor, blocks, ~self._indexed[at], "is not in the index")
-        self._indexed[at] = False
-        self._put_free(at[_where(states, _CACHED)] if _HELD in states else at, _CACHED)
-        self._record("unpublish", actor, blocks)
+    def unpublish(self, block: int, actor: int | str) -> None:
+        """The index lets go: CACHED becomes FREE; others stay with their holders."""
+        self._require(block, "unpublish", actor)
+        if not self._published[block]:
+            self._refuse("unpublish", actor, block, "is not in the index")
+        self._published[block] = False
+        self._update(block)
+        self._record("unpublish", actor, block)
 
-    def pin(self, blocks: Blocks, actor: int | str) -> None:
-        """Indexed HELD or CACHED -> PINNED."""
-        at, states = self._checked("pin", actor, blocks, _HELD, _CACHED)
-        self._refuse("pin", actor, blocks, ~self._indexed[at], "is not in the index")
-        for state in (_HELD, _CACHED):
-            self._move(at[_where(states, state)], state, _PINNED)
-        self._record("pin", actor, blocks)
+    # --- size ----------------------------------------------------------------
 
-    def unpin(self, blocks: Blocks, actor: int | str) -> None:
-        """PINNED -> HELD where somebody holds the block, else CACHED."""
-        at, _ = self._checked("unpin", actor, blocks, _PINNED)
-        held = self._refcount[at] > 0
-        self._move(at[held], _PINNED, _HELD)
-        self._move(at[~held], _PINNED, _CACHED)
-        self._record("unpin", actor, blocks)
+    def resize(self, num_blocks: int) -> list[tuple[int, int]]:
+        """Grows by FREE blocks, or shrinks after moving what lies behind the new end.
 
-    # --- transfers -----------------------------------------------------------
-
-    def begin_load(self, count: int, actor: str) -> Blocks:
-        """FREE -> LOADING: blocks that a transfer is about to fill."""
-        blocks = self._take_free(count, _LOADING)
-        self._record("begin_load", actor, blocks)
-        return blocks
-
-    def finish_load(self, blocks: Blocks, holder: int) -> None:
-        """LOADING -> HELD: the contents are there, `holder` waited for them."""
-        at, _ = self._checked("finish_load", holder, blocks, _LOADING)
-        self._move(at, _LOADING, _HELD)
-        self._refcount[at] = 1
-        self._holder_sum[at] = holder + 1
-        self._record("finish_load", holder, blocks)
-
-    def cancel_load(self, blocks: Blocks, actor: str) -> None:
-        """LOADING -> FREE. The caller knows that the transfer writes no more."""
-        at, _ = self._checked("cancel_load", actor, blocks, _LOADING)
-        self._put_free(at, _LOADING)
-        self._record("cancel_load", actor, blocks)
-
-    def begin_store(self, blocks: Blocks, actor: str) -> None:
-        """CACHED -> STORING: a transfer reads the blocks, which cannot be had meanwhile."""
-        at, _ = self._checked("begin_store", actor, blocks, _CACHED)
-        self._move(at, _CACHED, _STORING)
-        self._record("begin_store", actor, blocks)
-
-    def finish_store(self, blocks: Blocks, actor: str) -> None:
-        """STORING -> CACHED: the copy is made, or was given up."""
-        at, _ = self._checked("finish_store", actor, blocks, _STORING)
-        self._move(at, _STORING, _CACHED)
-        self._record("finish_store", actor, blocks)
+        In ascending order, each to the lowest FREE block. Answers the moves, (source,
+        destination). Raises OutOfBlocksError when the blocks that are not FREE do not fit.
+        """
+        require_size(num_blocks)
+        used = self.num_blocks - 1 - len(self._free)
+        if used > num_blocks - 1:
+            raise OutOfBlocksError(used, num_blocks - 1)
+        added = max(0, num_blocks - self.num_blocks)
+        self._free.extend(range(self.num_blocks, num_blocks))  # the highest: still a heap
+        self._state.extend([BlockState.FREE] * added)
+        self._group.extend([0] * added)
+        self._published.extend([False] * added)
+        moves = [
+            (source, self._move(source))
+            for source in range(num_blocks, self.num_blocks)
+            if self._state[source] is not BlockState.FREE
+        ]
+        del (
+            self._state[num_blocks:],
+            self._group[num_blocks:],
+            self._published[num_blocks:],
+        )
+        self._free = sorted(block for block in self._free if block < num_blocks)
+        self._count[BlockState.FREE] += num_blocks - self.num_blocks
+        self.num_blocks = num_blocks
+        return moves
 
     # --- books ---------------------------------------------------------------
 
     def check(self) -> None:
-        """Conservation, O(1): free + cached + held + pinned + in flight = committed - 1.
+        """Conservation, O(1): the states of all blocks but the null block make num_blocks - 1.
 
-        "Free" is the length of the free heap, which no counter touches: a block that is put
+        FREE blocks are those in the free heap, which no counter touches: a block that is put
         there twice, or never, breaks the identity.
         """
-        owned = sum(self._count[_HELD:_NULL])
+        owned = sum(self._count[BlockState.HELD : BlockState.NULL])
         if len(self._free) + owned != self.num_blocks - 1 or min(self._count) < 0:
             counts = {state.name.lower(): self._count[state] for state in BlockState}
             raise ConservationError(
@@ -256,113 +231,108 @@ class BlockPool:
             )
 
     def audit(self) -> None:
-        """Full consistency of states, counters, heap and reference counts, O(num_blocks)."""
+        """Full consistency of states, counters, heap and holders, O(num_blocks)."""
         self.check()
-        counted = np.bincount(self._state, minlength=len(BlockState)).tolist()
-        if counted != self._count:
-            raise ConservationError(f"states count {counted}, the counters say {self._count}")
-        if sorted(self._free) != np.flatnonzero(self._state == _FREE).tolist():
+        counted: Counter[BlockState] = Counter()
+        charged: Counter[tuple[int, BlockState]] = Counter()
+        for block, state in enumerate(self._state):
+            kinds = self.holders(block).values()
+            expected = state_of(kinds, is_published=self._published[block])
+            if state is not (BlockState.NULL if block == NULL_BLOCK else expected):
+                raise ConservationError(f"block {block} is {state.name} against its holders")
+            counted[state] += 1
+            if state not in (BlockState.FREE, BlockState.NULL):
+                charged[self._group[block], state] += 1
+        free = [block for block, state in enumerate(self._state) if state is BlockState.FREE]
+        if sorted(self._free) != free:
             raise ConservationError("the free heap and the FREE states differ")
-        held = self._state == _HELD
-        holdable = held | (self._state == _PINNED)
         faults = {
-            "HELD blocks without a holder": held & (self._refcount < 1),
-            "holders of a block that is not held": ~holdable & (self._refcount != 0),
-            "a negative refcount": self._refcount < 0,
-            "a holder sum without holders": (self._refcount == 0) & (self._holder_sum != 0),
-            "CACHED blocks outside the index": (self._state == _CACHED) & ~self._indexed,
-            "FREE blocks in the index": (self._state == _FREE) & self._indexed,
+            "states": [counted[state] for state in BlockState] != self._count,
+            "groups": charged != Counter(self._charges()),
+            "shared blocks": sum(len(h) > 1 for h in self._holders.values()) != self._shared,
+            "holders of nothing": not all(self._holders.values()),
         }
-        for fault, mask in faults.items():
-            if mask.any():
-                raise ConservationError(f"{fault}: {np.flatnonzero(mask)[:8].tolist()}")
-        if int(np.count_nonzero(self._refcount >= 2)) != self._shared:
-            raise ConservationError(f"the shared counter says {self._shared}")
+        for fault, is_found in faults.items():
+            if is_found:
+                raise ConservationError(f"the pool has miscounted its {fault}")
 
     # --- mechanism -----------------------------------------------------------
 
-    def _take_free(self, count: int, target: int) -> Blocks:
-        if count < 0:
-            raise InvalidArgumentError("count", count, "at least 0")
-        if count > len(self._free):
-            raise OutOfBlocksError(count, len(self._free))
-        free = self._free
-        blocks = np.array([heapq.heappop(free) for _ in range(count)], np.int32)
-        self._move(blocks, _FREE, target)
-        return blocks
+    def _charges(self) -> dict[tuple[int, BlockState], int]:
+        return {
+            (group, state): counts[state]
+            for group, counts in self._charged.items()
+            for state in BlockState
+        }
 
-    def _put_free(self, blocks: NDArray[np.integer], source: int) -> None:
-        self._move(blocks, source, _FREE)
-        for block in blocks.tolist():
+    def _update(self, block: int) -> BlockState:
+        """Moves a block to the state that its holders and the index give it."""
+        before = self._state[block]
+        holders = self._holders.get(block, _NOBODY)
+        after = state_of(holders.values(), is_published=self._published[block])
+        if after is before:
+            return after
+        self._state[block] = after
+        self._count[before] -= 1
+        self._count[after] += 1
+        charged = self._charged.setdefault(self._group[block], [0] * len(BlockState))
+        if before is not BlockState.FREE:
+            charged[before] -= 1
+        if after is BlockState.FREE:
             heapq.heappush(self._free, block)
+        else:
+            charged[after] += 1
+        return after
 
-    def _move(self, blocks: NDArray[np.integer], source: int, target: int) -> None:
-        if blocks.size:
-            self._state[blocks] = target
-            self._count[source] -= blocks.size
-            self._count[target] += blocks.size
+    def _move(self, source: int) -> int:
+        """Makes the lowest FREE block what `source` is, and `source` FREE."""
+        destination = heapq.heappop(self._free)
+        self._state[destination], self._state[source] = (
+            self._state[source],
+            BlockState.FREE,
+        )
+        self._group[destination] = self._group[source]
+        self._published[destination], self._published[source] = (
+            self._published[source],
+            False,
+        )
+        if source in self._holders:
+            self._holders[destination] = self._holders.pop(source)
+        heapq.heappush(self._free, source)
+        self._record("move", "resize", source)
+        self._record("move", "resize", destination)
+        return destination
 
-    def _checked(
-        self, operation: str, actor: int | str, blocks: Blocks, *allowed: int
-    ) -> tuple[NDArray[np.intp], bytes]:
-        """Raises unless `blocks` are distinct and all in `allowed` states.
+    def _require(self, block: int, operation: str, actor: int | str) -> BlockState:
+        """The state of a block that exists and is not the null block."""
+        if not 0 <= block < self.num_blocks:
+            raise InvalidArgumentError("block", block, f"from 1 to {self.num_blocks - 1}")
+        if block == NULL_BLOCK:
+            self._refuse(operation, actor, block, "its state forbids that")
+        return self._state[block]
 
-        Answers them as indices, which numpy takes fastest, and their states, one byte each.
-        """
-        # As unsigned numbers negative ids are too large as well.
-        at = blocks.view(np.uint32).astype(np.intp)
-        try:
-            states = self._state[at].tobytes()
-        except IndexError:
-            raise InvalidArgumentError(
-                "blocks", blocks.tolist(), f"block ids from 1 to {self.num_blocks - 1}"
-            ) from None
-        if states.translate(None, delete=bytes(allowed)):
-            legal = np.isin(self._state[at], allowed)
-            self._refuse(operation, actor, blocks, ~legal, "its state forbids that")
-        if at.size > 1 and len(set(blocks.tolist())) != at.size:
-            _, first = np.unique(blocks, return_index=True)
-            repeated = np.ones(blocks.size, np.bool_)
-            repeated[first] = False
-            self._refuse(operation, actor, blocks, repeated, "is named twice")
-        return at, states
-
-    def _refuse(
-        self,
-        operation: str,
-        actor: int | str,
-        blocks: Blocks,
-        illegal: NDArray[np.bool_],
-        reason: str,
-    ) -> None:
-        """Raises for the first illegal block, if there is one."""
-        if np.count_nonzero(illegal) == 0:
-            return
-        block = int(blocks[illegal.argmax()])
-        sole = int(self._refcount[block]) == 1
+    def _refuse(self, operation: str, actor: int | str, block: int, reason: str) -> NoReturn:
+        holders = list(self.holders(block))
         raise IllegalTransitionError(
             block=block,
-            state=self.state(block).name,
+            state=self._state[block].name,
             operation=operation,
             actor=_name(actor),
             reason=reason,
-            holder=_name(int(self._holder_sum[block]) - 1) if sole else None,
+            holder=_name(holders[0]) if len(holders) == 1 else None,
             history=self.history(block),
         )
 
-    def _record(self, operation: str, actor: int | str, blocks: Blocks) -> None:
+    def _record(self, operation: str, actor: int | str, block: int) -> None:
         self._serial += 1
-        # A copy: callers pass views of tables that they rewrite later.
-        self._history.append((self._serial, operation, actor, blocks.copy()))
-        self._history_blocks += blocks.size
-        limit = _HISTORY_PER_BLOCK * self.num_blocks
-        while self._history_blocks > limit or len(self._history) > limit:
-            self._history_blocks -= self._history.popleft()[3].size
+        self._history.append((self._serial, operation, actor, block))
 
 
-def _where(states: bytes, state: int) -> NDArray[np.bool_]:
-    mask: NDArray[np.bool_] = np.frombuffer(states, np.uint8) == state
-    return mask
+def require_size(num_blocks: int) -> None:
+    """Raises InvalidArgumentError for a pool in which there is nothing to have."""
+    if num_blocks < 2:
+        limit = "at least 2 (the null block and one more)"
+        raise InvalidArgumentError("num_blocks", num_blocks, limit)
 
 
 def _name(actor: int | str) -> str:

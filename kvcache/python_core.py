@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.audit import audit_ownership
+from kvcache.audit import audit_core
+from kvcache.block_store import BlockStore
+from kvcache.core_records import CoreEvent, CoreSample
 from kvcache.errors import (
     ConservationError,
     DuplicateSequenceError,
@@ -15,275 +19,400 @@ from kvcache.errors import (
     OutOfBlocksError,
     UnknownSequenceError,
 )
-from kvcache.events import EventLog, Run, run_of
-from kvcache.eviction import EvictionPolicy
-from kvcache.node import Match
+from kvcache.events import Run
+from kvcache.eviction import GROUPS, LEVELS, EvictionRule
 from kvcache.pending import PendingPrefixes
-from kvcache.pool import BlockPool, BlockState
-from kvcache.radix import RadixIndex
-from kvcache.regret import EvictionMemory
-from kvcache.sequence import IntArray, LiveSequence
+from kvcache.pool import NULL_BLOCK
+from kvcache.radix import Parent
+from kvcache.regret import chain_digest
+from kvcache.sequence import Holder, int32_array
+from kvcache.shares import GroupLimits
+from kvcache.states import BlockState, HolderKind
 
 _INT32 = np.iinfo(np.int32)
-_NO_MATCH = Match(None, 0, 0, 0)
+
+Tokens = NDArray[np.int32]
+Match = tuple[int, int, int]  # PrefixMatch of kvcache.core
 
 
 class PythonCore:
-    """BlockPool, RadixIndex and live sequences together. The contract is `CacheCore`."""
+    """The holders of blocks, and all that a manager asks. The contract is `CacheCore`."""
 
     def __init__(
         self,
         num_blocks: int,
         block_tokens: int,
-        policy: EvictionPolicy,
-        events: EventLog | None = None,
+        reuse_weight: int,
+        protected_blocks: int,
+        record_events: bool = False,
     ) -> None:
+        rule = EvictionRule(reuse_weight, protected_blocks)
         self._block_tokens = block_tokens
-        self._pool = BlockPool(num_blocks)
-        self._index = RadixIndex(block_tokens, policy, EvictionMemory(num_blocks // 2))
-        self._events = events
+        self._store = BlockStore(num_blocks, block_tokens, rule, record_events=record_events)
         self._pending = PendingPrefixes(block_tokens)
-        self._sequences: dict[int, LiveSequence] = {}
-        self._reserved = 0
+        self._holders: dict[int, Holder] = {}  # in the order of begin
+        self._live_sequences = 0
         self._deduplicated = 0
-        self._evicted = 0
         self.version = 0
 
-    @property
-    def available_blocks(self) -> int:
-        return self._pool.free_blocks + self._pool.count(BlockState.CACHED)
+    # --- what there is -------------------------------------------------------
 
     @property
     def live_sequences(self) -> int:
-        return len(self._sequences)
+        return self._live_sequences
+
+    @property
+    def ticks(self) -> int:
+        return self._store.order.now
+
+    def counts(self) -> tuple[int, ...]:
+        pool, size = self._store.pool, self._block_tokens
+        return (
+            pool.free_blocks,
+            pool.count(BlockState.CACHED),
+            pool.count(BlockState.EXPECTED),
+            pool.count(BlockState.HELD),
+            pool.count(BlockState.PINNED),
+            pool.count(BlockState.LOADING),
+            pool.count(BlockState.STORING),
+            pool.shared_blocks,
+            sum(sequence.unwritten_blocks(size) for sequence in self._sequences()),
+            self._live_sequences,
+            sum(sequence.slack_tokens(size) for sequence in self._sequences()),
+            self._deduplicated,
+            self._store.evicted_blocks,
+        )
+
+    def highest_used(self) -> int:
+        return self._store.pool.highest_used()
+
+    def available_blocks(self, group: int, /) -> int:
+        _require_in_range("group", group, GROUPS)
+        return self._store.available(group)
+
+    def namespace_group(self, namespace: bytes, /) -> int:
+        group = self._store.index.group_of(namespace)
+        return -1 if group is None else group
+
+    def group_counts(self, group: int, /) -> tuple[int, int]:
+        _require_in_range("group", group, GROUPS)
+        share = self._store.shares(group)[group]
+        return share.in_use, share.cached + share.expected
 
     # --- lookups -------------------------------------------------------------
 
-    def match(
-        self, namespace: bytes, tokens: NDArray[np.int32], max_blocks: int, /
-    ) -> tuple[int, int, Match]:
-        match = self._index.match(namespace, tokens, max_blocks)
-        return match.blocks, match.evictable_blocks, match
+    def match(self, namespace: bytes, tokens: Tokens, max_blocks: int, /) -> Match:
+        blocks = self._store.index.match(namespace, tokens.tobytes(), max_blocks)
+        evictable = sum(
+            self._store.pool.state(block) in (BlockState.CACHED, BlockState.EXPECTED)
+            for block in blocks
+        )
+        return len(blocks), evictable, blocks[-1] if blocks else NULL_BLOCK
+
+    def partial_match(self, namespace: bytes, tokens: Tokens, match: Match, /) -> tuple[int, int]:
+        blocks, _, end = self._possible(match, tokens)
+        return self._store.index.partial_match(namespace, tokens.tobytes(), blocks, end)
 
     def forgotten_blocks(
-        self,
-        namespace: bytes,
-        tokens: NDArray[np.int32],
-        match: tuple[int, int, object],
-        max_blocks: int,
-        /,
+        self, namespace: bytes, tokens: Tokens, match: Match, max_blocks: int, /
     ) -> int:
-        return self._index.forgotten_blocks(namespace, tokens, _found(match), max_blocks)
+        first, _, end = self._possible(match, tokens)
+        known, size = self._store.evicted_before, self._block_tokens
+        if len(known) == 0:
+            return 0
+        digest = self._store.index.digest(namespace, end if first > 0 else None)
+        number = first
+        while number < min(max_blocks, int(tokens.size) // size):
+            digest = chain_digest(digest, tokens[number * size : (number + 1) * size].tobytes())
+            if digest not in known:
+                break
+            number += 1
+        return number - first
 
-    def begins_elsewhere(self, namespace: bytes, tokens: NDArray[np.int32], /) -> bool:
-        return self._index.begins_elsewhere(namespace, tokens)
+    def begins_elsewhere(self, namespace: bytes, tokens: Tokens, /) -> bool:
+        return self._store.index.begins_elsewhere(namespace, tokens.tobytes())
 
-    def pending_blocks(
-        self, namespace: bytes, tokens: NDArray[np.int32], max_blocks: int, /
-    ) -> int:
-        return self._pending.longest(namespace, tokens, max_blocks)
+    def pending_blocks(self, namespace: bytes, tokens: Tokens, max_blocks: int, /) -> int:
+        return self._pending.longest(namespace, tokens.tobytes(), max_blocks)
 
-    # --- the life of a sequence ----------------------------------------------
+    # --- the life of a holder ------------------------------------------------
 
     def is_live(self, sequence_id: int, /) -> bool:
-        return sequence_id in self._sequences
+        return sequence_id in self._holders
 
     def begin(
         self,
         sequence_id: int,
         namespace: bytes,
-        tokens: NDArray[np.int32],
+        tokens: Tokens,
         publish: bool,
-        match: tuple[int, int, object],
+        match: Match,
         is_reuse: bool,
+        kind: int,
+        group: int,
+        level: int,
         /,
     ) -> None:
-        if sequence_id in self._sequences:
-            raise DuplicateSequenceError(sequence_id)
-        found = _found(match)
-        new_blocks = -(-int(tokens.size) // self._block_tokens) - found.blocks
-        available = self.available_blocks - found.evictable_blocks
-        if new_blocks > available:
-            raise OutOfBlocksError(new_blocks, available)
-        node, hits = self._index.lock(found, is_reuse=is_reuse)
-        self._pool.hold(hits, sequence_id)
-        self._make_room(new_blocks)
-        new = self._pool.allocate(new_blocks, sequence_id)
-        sequence = LiveSequence(
-            sequence_id=sequence_id,
+        blocks, _, end = self._possible(match, tokens)
+        _require_in_range("kind", kind, len(HolderKind))
+        _require_in_range("group", group, GROUPS)
+        _require_in_range("level", level, LEVELS)
+        self._require_new(sequence_id)
+        owner = self._store.index.group_of(namespace)
+        if owner not in (None, group):
+            raise InvalidArgumentError("group", group, f"{owner}, the group of the namespace")
+        hits = self._store.index.path(namespace, tokens.tobytes(), blocks, end)
+        new_blocks = -(-int(tokens.size) // self._block_tokens) - len(hits)
+        self._require_obtainable(new_blocks, group, hits)
+
+        holder = Holder(
+            holder_id=sequence_id,
+            kind=HolderKind(kind),
             namespace=namespace,
+            group=group,
+            level=level,
             publish=publish,
-            tokens=IntArray(tokens),
-            table=IntArray(np.concatenate((hits, new))),
+            tokens=int32_array(tokens.tobytes()),
+            table=int32_array(b""),
             prompt_tokens=int(tokens.size),
-            computed_tokens=found.blocks * self._block_tokens,
-            published_blocks=found.blocks,
-            node=node,
+            computed_tokens=len(hits) * self._block_tokens,
+            published_blocks=len(hits),
         )
-        self._sequences[sequence_id] = sequence
-        self._pending.add(sequence)
-        self._reserved += sequence.unwritten_blocks(self._block_tokens)
-        self._changed()
+        # Several requests at one time, such as the candidates of one prompt, are one use.
+        is_new_use = is_reuse and bool(hits) and not self._store.pool.holders(hits[-1])
+        for block in hits:
+            self._store.hold(block, holder)
+            if is_new_use:
+                self._store.order.mark_reused(block)
+        self._start(holder, hits, new_blocks)
 
     def append(self, sequence_id: int, token_id: int, /) -> int:
         if not _INT32.min <= token_id <= _INT32.max:
             raise InvalidArgumentError("token_id", token_id, "an int32 number")
-        sequence = self._sequence(sequence_id)
-        if sequence.tokens.size == sequence.table.size * self._block_tokens:
-            if self.available_blocks == 0:
+        holder = self._holder(sequence_id)
+        if len(holder.tokens) == len(holder.table) * self._block_tokens:
+            if self._store.obtainable(holder.group, []) == 0:
                 return 1
-            self._make_room(1)
-            sequence.table.append(int(self._pool.allocate(1, sequence_id)[0]))
-            self._reserved += 1
-        sequence.tokens.append(token_id)
+            holder.table.extend(self._store.allocate(1, holder))
+        holder.tokens.append(token_id)
         self._changed()
         return 0
 
     def commit(self, sequence_id: int, computed_tokens: int, /) -> None:
-        sequence = self._sequence(sequence_id)
-        if not sequence.computed_tokens <= computed_tokens <= sequence.tokens.size:
+        holder = self._holder(sequence_id)
+        if not holder.computed_tokens <= computed_tokens <= len(holder.tokens):
             raise InvalidArgumentError(
                 "computed_tokens",
                 computed_tokens,
-                f"from {sequence.computed_tokens} (computed before) to "
-                f"{sequence.tokens.size} (the tokens of sequence {sequence_id})",
+                f"from {holder.computed_tokens} (computed before) to "
+                f"{len(holder.tokens)} (the tokens of sequence {sequence_id})",
             )
-        if sequence.computed_tokens < sequence.prompt_tokens <= computed_tokens:
-            self._pending.discard(sequence)
-        before = sequence.unwritten_blocks(self._block_tokens)
-        sequence.computed_tokens = computed_tokens
-        self._reserved += sequence.unwritten_blocks(self._block_tokens) - before
-        full_blocks = computed_tokens // self._block_tokens
-        if sequence.publish and full_blocks > sequence.published_blocks:
-            self._publish(sequence, full_blocks)
+        holder.computed_tokens = computed_tokens
+        if computed_tokens >= holder.prompt_tokens:
+            self._pending.discard(holder)
+        if holder.publish:
+            self._publish(holder, computed_tokens // self._block_tokens)
         self._changed()
 
     def release(self, sequence_id: int, /) -> bool:
-        sequence = self._sequences.pop(sequence_id, None)
-        if sequence is None:
+        holder = self._holders.pop(sequence_id, None)
+        if holder is None:
             return False
-        self._pending.discard(sequence)
-        self._reserved -= sequence.unwritten_blocks(self._block_tokens)
-        self._index.unlock(sequence.node)
-        self._pool.release(sequence.table.view, sequence_id)
+        self._pending.discard(holder)
+        if holder.kind is HolderKind.SEQUENCE:
+            self._live_sequences -= 1
+            self._store.order.now += 1
+        # From the tail up, as the order of eviction demands.
+        for block in reversed(holder.table):
+            self._store.let_go(block, holder)
+        self._store.index.leave(holder.namespace)
         self._changed()
         return True
 
-    def block_table(self, sequence_id: int, /) -> NDArray[np.int32]:
-        view = self._sequence(sequence_id).table.view
-        view.flags.writeable = False
-        return view
+    def fork(self, parent_id: int, child_id: int, /) -> tuple[int, int] | None:
+        parent = self._holder(parent_id)
+        if parent.kind is not HolderKind.SEQUENCE:
+            raise UnknownSequenceError(parent_id)
+        self._require_new(child_id)
+        least = len(parent.tokens) - 1
+        if parent.computed_tokens < least:
+            limit = f"at least {least} (the tokens of sequence {parent_id} but the last)"
+            raise InvalidArgumentError("computed_tokens", parent.computed_tokens, limit)
+        full_blocks, rest_tokens = divmod(parent.computed_tokens, self._block_tokens)
+        new_blocks = len(parent.table) - full_blocks
+        self._require_obtainable(new_blocks, parent.group, [])
+
+        child = replace(parent, holder_id=child_id, tokens=parent.tokens[:], table=int32_array(b""))
+        shared = parent.table[:full_blocks].tolist()
+        for block in shared:
+            self._store.hold(block, child)
+        self._start(child, shared, new_blocks)
+        return (parent.table[-1], child.table[-1]) if rest_tokens > 0 else None
+
+    def block_table(self, sequence_id: int, /) -> bytes:
+        return self._holder(sequence_id).table.tobytes()
+
+    def tokens(self, sequence_id: int, /) -> bytes:
+        return self._holder(sequence_id).tokens.tobytes()
 
     def num_tokens(self, sequence_id: int, /) -> int:
-        return self._sequence(sequence_id).tokens.size
+        return len(self._holder(sequence_id).tokens)
 
     def computed_tokens(self, sequence_id: int, /) -> int:
-        return self._sequence(sequence_id).computed_tokens
+        return self._holder(sequence_id).computed_tokens
 
     def exclusive_blocks(self, sequence_id: int, /) -> int:
-        return self._pool.exclusive_blocks(self._sequence(sequence_id).table.view)
+        table = self._holder(sequence_id).table
+        return sum(len(self._store.pool.holders(block)) == 1 for block in table)
 
     def largest_holders(self, count: int, /) -> tuple[int, ...]:
-        largest = heapq.nlargest(
-            count, self._sequences.values(), key=lambda sequence: sequence.table.size
-        )
-        return tuple(sequence.sequence_id for sequence in largest)
+        largest = heapq.nlargest(count, self._sequences(), key=lambda sequence: len(sequence.table))
+        return tuple(sequence.holder_id for sequence in largest)
 
-    # --- the whole -----------------------------------------------------------
+    # --- what is kept --------------------------------------------------------
+
+    def set_group(self, group: int, floor_blocks: int, quota_blocks: int, /) -> None:
+        _require_in_range("group", group, GROUPS)
+        if floor_blocks < 0:
+            raise InvalidArgumentError("floor_blocks", floor_blocks, "at least 0")
+        if quota_blocks < -1:
+            limit = "at least 0, or -1 for none"
+            raise InvalidArgumentError("quota_blocks", quota_blocks, limit)
+        quota = None if quota_blocks == -1 else quota_blocks
+        self._store.set_group(group, GroupLimits(floor_blocks, quota))
+        self._changed()
+
+    def set_expiry(self, level: int, tick: int, /) -> None:
+        self._store.order.set_expiry(level, tick)
+        self._changed()
+
+    def evict(self, count: int, /) -> int:
+        if count < 0:
+            raise InvalidArgumentError("count", count, "at least 0")
+        evicted = self._store.evict(count)
+        self._changed()
+        return evicted
+
+    def resize(self, num_blocks: int, /) -> list[tuple[int, int]]:
+        moves = self._store.resize(num_blocks)
+        destinations = dict(moves)
+        for holder in self._holders.values():
+            for number, block in enumerate(holder.table):
+                holder.table[number] = destinations.get(block, block)
+        self._changed()
+        return moves
 
     def flush(self, namespace: bytes | None, /) -> tuple[int, int]:
-        dropped = self._index.drop(namespace)
-        cached_before = self._pool.count(BlockState.CACHED)
-        self._pool.unpublish(dropped, "flush")
-        freed = cached_before - self._pool.count(BlockState.CACHED)
-        for sequence in self._sequences.values():
-            if namespace is None or sequence.namespace == namespace:
-                self._pending.discard(sequence)
-                sequence.publish = False
-                sequence.node = None
-        if self._events is not None:
-            self._events.cleared(namespace)
+        for holder in self._holders.values():
+            if namespace is None or holder.namespace == namespace:
+                self._pending.discard(holder)
+                holder.publish = holder.is_indexed = False
+        dropped = self._store.drop(namespace)
         self._changed()
-        return freed, int(dropped.size) - freed
+        return dropped
 
-    def counts(self) -> tuple[int, ...]:
-        return (
-            self._pool.free_blocks,
-            self._pool.count(BlockState.CACHED),
-            self._pool.count(BlockState.HELD),
-            self._pool.shared_blocks,
-            self._reserved,
-            len(self._sequences),
-            self._deduplicated,
-            self._evicted,
-        )
+    # --- what happened -------------------------------------------------------
+
+    @property
+    def record_events(self) -> bool:
+        return self._store.events.is_wanted
+
+    @record_events.setter
+    def record_events(self, is_wanted: bool) -> None:
+        self._store.events.is_wanted = is_wanted
+
+    def drain_events(self) -> list[CoreEvent]:
+        return self._store.events.drain()
+
+    def drain_samples(self) -> list[CoreSample]:
+        return self._store.samples.drain()
 
     def runs(self) -> list[Run]:
-        return [run_of(node, self._block_tokens) for node in self._index.nodes()]
+        return [
+            (
+                node.namespace,
+                node.parent if isinstance(node.parent, int) else None,
+                (block,),
+                tuple(int32_array(node.tokens)),
+            )
+            for block, node in self._store.index.nodes()
+        ]
 
     def check(self) -> None:
-        self._pool.check()
-        cached = self._pool.count(BlockState.CACHED)
-        if cached != self._index.evictable_blocks:
-            raise ConservationError(
-                f"the pool has {cached} cached blocks, "
-                f"the index {self._index.evictable_blocks} evictable ones"
-            )
+        self._store.check()
 
     def audit(self) -> None:
-        self.check()
-        self._pool.audit()
-        self._index.audit()
-        audit_ownership(self._pool, self._index, self._sequences, self._block_tokens)
-        reserved = sum(s.unwritten_blocks(self._block_tokens) for s in self._sequences.values())
-        if reserved != self._reserved:
-            raise ConservationError(f"{reserved} blocks are reserved, counted {self._reserved}")
+        self._store.check()
+        audit_core(self._store, self._pending, self._holders, self._block_tokens)
 
     # --- mechanism -----------------------------------------------------------
 
-    def _sequence(self, sequence_id: int) -> LiveSequence:
+    def _holder(self, holder_id: int) -> Holder:
         try:
-            return self._sequences[sequence_id]
+            return self._holders[holder_id]
         except KeyError:
-            raise UnknownSequenceError(sequence_id) from None
+            raise UnknownSequenceError(holder_id) from None
 
-    def _make_room(self, count: int) -> None:
-        """Evicts until `count` blocks are free. The caller knows that there are enough."""
-        short = count - self._pool.free_blocks
-        if short > 0:
-            victims = self._index.evict(short)
-            self._pool.unpublish(victims, "eviction")
-            self._evicted += int(victims.size)
-            if self._events is not None:
-                self._events.removed(victims)
+    def _sequences(self) -> Iterator[Holder]:
+        return (h for h in self._holders.values() if h.kind is HolderKind.SEQUENCE)
 
-    def _publish(self, sequence: LiveSequence, full_blocks: int) -> None:
-        start, size = sequence.published_blocks, self._block_tokens
-        table = sequence.table.view
-        own = table[start:full_blocks].copy()
-        tokens = sequence.tokens.view[start * size : full_blocks * size]
-        sequence.node, known = self._index.insert(sequence.namespace, sequence.node, tokens, own)
-        duplicates = int(known.size)
-        if duplicates:
-            self._pool.hold(known, sequence.sequence_id)
-            self._pool.release(own[:duplicates], sequence.sequence_id)
-            table[start : start + duplicates] = known
-            self._deduplicated += duplicates
-        if duplicates < own.size:
-            self._pool.publish(own[duplicates:], sequence.sequence_id)
-            if self._events is not None:
-                first = start + duplicates
-                parent = int(table[first - 1]) if first else None
-                new_tokens = tokens[duplicates * size :]
-                self._events.stored(sequence.namespace, parent, own[duplicates:], new_tokens)
-        sequence.published_blocks = full_blocks
+    def _possible(self, match: Match, tokens: Tokens) -> Match:
+        """The match, if it could be one of this core and these tokens."""
+        blocks, evictable, end = match
+        most = int(tokens.size) // self._block_tokens
+        if not (0 <= evictable <= blocks <= most and 0 <= end < self._store.pool.num_blocks):
+            raise ConservationError("a match names blocks that cannot be")
+        return match
+
+    def _require_new(self, holder_id: int) -> None:
+        if holder_id in self._holders:
+            raise DuplicateSequenceError(holder_id)
+
+    def _require_obtainable(self, count: int, group: int, hits: list[int]) -> None:
+        obtainable = self._store.obtainable(group, hits)
+        if count > obtainable:
+            raise OutOfBlocksError(count, obtainable)
+
+    def _start(self, holder: Holder, held: list[int], new_blocks: int) -> None:
+        """Makes a holder live that holds some blocks already."""
+        holder.table.extend(held)
+        holder.table.extend(self._store.allocate(new_blocks, holder))
+        self._holders[holder.holder_id] = holder
+        self._live_sequences += holder.kind is HolderKind.SEQUENCE
+        self._store.index.acquire(holder.namespace, holder.group)
+        self._pending.add(holder)
+        self._changed()
+
+    def _publish(self, holder: Holder, full_blocks: int) -> None:
+        """Gives the blocks up to `full_blocks` to the index, or takes those that it has."""
+        table, first_new = holder.table, holder.published_blocks
+        for number in range(holder.published_blocks, full_blocks):
+            parent: Parent = table[number - 1] if number > 0 else holder.namespace
+            tokens = holder.block_of_tokens(number, self._block_tokens)
+            known = self._store.index.find(parent, tokens)
+            if known is None:
+                self._store.publish(table[number], holder, parent, tokens)
+            else:
+                self._store.hold(known, holder)
+                self._store.let_go(table[number], holder)
+                table[number] = known
+                self._deduplicated += 1
+                first_new = number + 1
+        if first_new < full_blocks:
+            size = self._block_tokens
+            self._store.events.stored(
+                holder.namespace,
+                table[first_new - 1] if first_new > 0 else None,
+                table[first_new:full_blocks],
+                holder.tokens[first_new * size : full_blocks * size],
+            )
+        holder.published_blocks = max(holder.published_blocks, full_blocks)
 
     def _changed(self) -> None:
         self.version += 1
         self.check()
 
 
-def _found(match: tuple[int, int, object]) -> Match:
-    """The radix tree's match inside; what matched nothing need not come from this core."""
-    found = match[2]
-    return found if isinstance(found, Match) else _NO_MATCH
+def _require_in_range(field: str, value: int, end: int) -> None:
+    if not 0 <= value < end:
+        raise InvalidArgumentError(field, value, f"from 0 to {end - 1}")

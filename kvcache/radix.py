@@ -1,360 +1,266 @@
-"""The prefix index: which block holds the KV of which tokens.
+"""The prefix index: which block holds the K and V of which tokens.
 
-A radix tree over whole blocks, one root per namespace. An edge holds a run of blocks with
-their tokens as arrays, so that a lookup costs a few array operations per run and nothing per
-block. Children are keyed by the exact tokens of their first block and runs are compared token
-by token; no digest decides what is served.
-
-A sequence that uses a prefix *locks* the path to it. Whoever locks a node locks its ancestors,
-hence unlocked nodes form whole subtrees, all of their blocks can be evicted, and the number of
-evictable blocks is a plain sum.
+A prefix tree with one node a block. Children are found in one table by (parent, tokens), both
+compared exactly; as the parent is compared as a block, equality of whole prefixes follows by
+induction: a block leaves the index after all that continue it. No digest decides what is served.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import cast
-
-import numpy as np
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 from kvcache.errors import ConservationError
-from kvcache.eviction import EvictionPolicy
-from kvcache.node import Blocks, Match, Node, Tokens, below
-from kvcache.regret import EvictionMemory, chain_digest
+from kvcache.pool import NULL_BLOCK
+from kvcache.regret import chain_digest
 
-_NO_BLOCKS: Blocks = np.empty(0, np.int32)
-_MIN_CAPACITY = 4  # blocks a run has room for
+Parent = int | bytes  # the block before, or for a first block its namespace
+
+
+@dataclass(slots=True)
+class Node:
+    """A block in the index."""
+
+    namespace: bytes
+    parent: Parent
+    tokens: bytes
+    digest: int  # of the whole prefix, for statistics
+    continuations: int = 0  # blocks that have it as their parent
+
+
+@dataclass(slots=True)
+class Namespace:
+    """A namespace is kept while a block or a holder needs it."""
+
+    group: int
+    users: int = 0  # first blocks, and holders
 
 
 class RadixIndex:
-    """The index over one pool. It holds numbers of blocks, the pool holds their states."""
+    """The index over one pool. It has numbers of blocks, the pool has their states."""
 
-    def __init__(self, block_tokens: int, policy: EvictionPolicy, memory: EvictionMemory) -> None:
-        self.block_tokens = block_tokens
-        self.num_blocks = 0
-        self.evictable_blocks = 0
-        self._policy = policy
-        self._memory = memory
-        self._roots: dict[bytes, Node] = {}
-        self._first_keys: dict[bytes, int] = {}  # first block -> number of roots that have it
+    def __init__(self, num_blocks: int, block_tokens: int) -> None:
+        self._block_bytes = 4 * block_tokens
+        self._nodes: dict[int, Node] = {}  # parents before what continues them
+        self._blocks: dict[tuple[Parent, bytes], int] = {}
+        self._namespaces: dict[bytes, Namespace] = {}
+        self._first_blocks: Counter[bytes] = Counter()  # by tokens, over all namespaces
+        # The block last inserted behind a parent with a first token, as far as it was not
+        # overwritten by another pair.
+        self._hints = [NULL_BLOCK] * max(1, num_blocks // 4)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._nodes
+
+    # --- namespaces ----------------------------------------------------------
+
+    def group_of(self, namespace: bytes) -> int | None:
+        """The group that a namespace belongs to; None: nobody needs it now."""
+        found = self._namespaces.get(namespace)
+        return None if found is None else found.group
+
+    def acquire(self, namespace: bytes, group: int) -> None:
+        """A holder or first block more."""
+        self._namespaces.setdefault(namespace, Namespace(group)).users += 1
+
+    def leave(self, namespace: bytes) -> None:
+        """A holder or first block less."""
+        found = self._namespaces[namespace]
+        found.users -= 1
+        if found.users == 0:
+            del self._namespaces[namespace]
 
     # --- reading -------------------------------------------------------------
 
-    def match(self, namespace: bytes, tokens: Tokens, max_blocks: int) -> Match:
-        """The longest cached prefix of `tokens`, at most `max_blocks` whole blocks."""
-        node = self._roots.get(namespace)
-        found, node_blocks, position, evictable = None, 0, 0, 0
-        while node is not None and position < max_blocks:
-            child, same = self._follow(node, tokens, position, max_blocks)
-            if child is None:
+    def node(self, block: int) -> Node:
+        """What the index knows of one of its blocks."""
+        return self._nodes[block]
+
+    def nodes(self) -> Iterator[tuple[int, Node]]:
+        """All blocks, parents before what continues them."""
+        return iter(self._nodes.items())
+
+    def find(self, parent: Parent, tokens: bytes) -> int | None:
+        """The block that continues `parent` with these tokens."""
+        return self._blocks.get((parent, tokens))
+
+    def match(self, namespace: bytes, tokens: bytes, max_blocks: int) -> list[int]:
+        """The blocks of the longest known prefix of `tokens`, at most `max_blocks`."""
+        found: list[int] = []
+        parent: Parent = namespace
+        for number in range(min(max_blocks, len(tokens) // self._block_bytes)):
+            block = self.find(parent, self._block(tokens, number))
+            if block is None:
                 break
-            found, node_blocks = child, same
-            position += same
-            if child.locks == 0:
-                evictable += same
-            node = child if same == child.count else None
-        return Match(found, node_blocks, position, evictable)
+            found.append(block)
+            parent = block
+        return found
 
-    def forgotten_blocks(
-        self, namespace: bytes, tokens: Tokens, match: Match, max_blocks: int
-    ) -> int:
-        """How many blocks right behind `match` were evicted and are now missed."""
-        if len(self._memory) == 0:
-            return 0
-        digest = hash(namespace)
-        if match.node is not None:
-            digest = self._digests(match.node)[match.node_blocks - 1]
-        for position in range(match.blocks, max_blocks):
-            digest = chain_digest(digest, self._key(tokens, position))
-            if digest not in self._memory:
-                return position - match.blocks
-        return max_blocks - match.blocks
+    def path(self, namespace: bytes, tokens: bytes, blocks: int, end: int) -> list[int]:
+        """The blocks of a match of `blocks` blocks that ends with `end`, in order.
 
-    def begins_elsewhere(self, namespace: bytes, tokens: Tokens) -> bool:
-        """Whether another namespace has the first block of `tokens`, and this one has not."""
-        key = self._key(tokens, 0)
-        root = self._roots.get(namespace)
-        return key in self._first_keys and (root is None or key not in root.children)
-
-    # --- locking -------------------------------------------------------------
-
-    def lock(self, match: Match, *, is_reuse: bool) -> tuple[Node | None, Blocks]:
-        """Locks the matched path. Answers its last node and the matched blocks in order.
-
-        A run that matched in part is cut, so that locks cover whole nodes. With `is_reuse`
-        the path is marked as reused if nobody held its end: several requests at one time,
-        such as the candidates of one prompt, are one use.
+        Their tokens are compared again on the way: with a stale match a sequence would be
+        served the K and V of something else. Raises ConservationError then.
         """
-        node = match.node
-        if node is None:
-            return None, _NO_BLOCKS
-        marks = is_reuse and node.locks == 0
-        blocks = np.empty(match.blocks, np.int32)
-        end = step = self._lock_leading(node, match.node_blocks)
-        while True:
-            step.reused = step.reused or marks
-            blocks[step.start : step.start + step.count] = step.blocks[: step.count]
-            parent = step.parent
-            if parent is None or parent.parent is None:
-                return end, blocks
-            step = self._lock_leading(parent, parent.count)
+        found: list[int] = []
+        step: Parent = end if blocks > 0 else namespace
+        for number in reversed(range(blocks)):
+            node = self._nodes.get(step) if isinstance(step, int) else None
+            if node is None or node.tokens != self._block(tokens, number):
+                raise ConservationError("a match is not in the index any more")
+            assert isinstance(step, int)
+            found.append(step)
+            step = node.parent
+        if step != namespace:
+            raise ConservationError("a match is of another namespace")
+        return found[::-1]
 
-    def unlock(self, node: Node | None) -> None:
-        """Takes one lock off the path to `node`. From the leaf up, as the policy demands."""
-        self._policy.tick()
-        while node is not None and node.parent is not None:
-            node.locks -= 1
-            if node.locks == 0:
-                self._policy.add(node)
-                self.evictable_blocks += node.count
-            node = node.parent
+    def partial_match(
+        self, namespace: bytes, tokens: bytes, blocks: int, end: int
+    ) -> tuple[int, int]:
+        """A block behind a match that begins with what follows there in `tokens`.
+
+        Answers it and the number of tokens that agree, never as far as the last one; (0, 0) if
+        none is known.
+        """
+        rest = tokens[blocks * self._block_bytes : -4]
+        parent: Parent = end if blocks > 0 else namespace
+        if not rest:
+            return NULL_BLOCK, 0
+        block = self._hints[self._hint(parent, rest)]
+        node = self._nodes.get(block)
+        if node is None or node.parent != parent:
+            return NULL_BLOCK, 0
+        common = _common_tokens(node.tokens, rest)
+        return (block, common) if common > 0 else (NULL_BLOCK, 0)
+
+    def digest(self, namespace: bytes, end: int | None) -> int:
+        """The digest of the prefix that ends with a block (None: the empty one)."""
+        return hash(namespace) if end is None else self._nodes[end].digest
+
+    def begins_elsewhere(self, namespace: bytes, tokens: bytes) -> bool:
+        """Whether another namespace has the first block of `tokens`, and this one has not."""
+        first = self._block(tokens, 0)
+        return self._first_blocks[first] > 0 and self.find(namespace, first) is None
 
     # --- changing ------------------------------------------------------------
 
-    def insert(
-        self, namespace: bytes, at: Node | None, tokens: Tokens, blocks: Blocks
-    ) -> tuple[Node, Blocks]:
-        """Adds `blocks` with their `tokens` behind `at`, the end of the caller's locked path.
+    def insert(self, block: int, namespace: bytes, parent: Parent, tokens: bytes) -> None:
+        """Adds a block; nothing in the index has its parent and tokens. A holder has it."""
+        if isinstance(parent, int):
+            before = self._nodes[parent]
+            before.continuations += 1
+            digest = chain_digest(before.digest, tokens)
+        else:
+            self._first_blocks[tokens] += 1
+            self._namespaces[namespace].users += 1
+            digest = chain_digest(hash(namespace), tokens)
+        self._nodes[block] = Node(namespace, parent, tokens, digest)
+        self._blocks[parent, tokens] = block
+        self._hints[self._hint(parent, tokens)] = block
 
-        Answers the new end of that path, locked, and the blocks that the index had already
-        for the first of these tokens: the caller must use those in place of its own. The
-        rest of `blocks` belongs to the index from now on. `blocks` is not empty.
-        """
-        node = at if at is not None else self._root(namespace)
-        total = int(blocks.size)
-        position = 0
-        known: list[Blocks] = []
-        while position < total:
-            child, same = self._follow(node, tokens, position, total)
-            if child is None:
-                break
-            node = self._lock_leading(child, same)
-            known.append(node.blocks[: node.count])
-            position += same
-        if position < total:
-            rest = tokens[position * self.block_tokens : total * self.block_tokens]
-            node = self._grow(node, rest, blocks[position:])
-        return node, _joined(known)
+    def remove(self, block: int) -> Node:
+        """Takes a block out that none continues; raises ConservationError if one does."""
+        node = self._nodes[block]
+        if node.continuations:
+            raise ConservationError(f"block {block} would leave the index before its successors")
+        self._forget(block, node)
+        if isinstance(node.parent, int):
+            self._nodes[node.parent].continuations -= 1
+        return node
 
-    def evict(self, count: int) -> Blocks:
-        """Removes up to `count` evictable blocks, the policy's victims from their tails on.
+    def drop(self, namespace: bytes | None) -> list[int]:
+        """Takes all blocks of a namespace out (None: of all); answers them, ascending."""
+        dropped = sorted(
+            block
+            for block, node in self._nodes.items()
+            if namespace is None or node.namespace == namespace
+        )
+        for block in dropped:
+            self._forget(block, self._nodes[block])
+        return dropped
 
-        Answers them in this order: each block after all that continue it. O(1) per visit;
-        every visit removes a node, ends the eviction, or exhausts what the policy gives from
-        one of its lists.
-        """
-        taken: list[Blocks] = []
-        while count > 0:
-            victim = self._policy.victim()
-            if victim is None:
-                break
-            node = cast(Node, victim.link)
-            cut = node.count - min(count, victim.max_blocks)
-            taken.append(node.blocks[cut : node.count][::-1].copy())
-            self._memory.remember(reversed(self._digests(node)[cut:]))
-            del node.digests[cut:]
-            removed = node.count - cut
-            count -= removed
-            self.num_blocks -= removed
-            self.evictable_blocks -= removed
-            self._policy.shrink(node, removed)
-            node.count = cut
-            if cut == 0:
-                self._policy.remove(node)
-                self._detach(node)
-            elif cut * 4 <= node.blocks.size and node.blocks.size > _MIN_CAPACITY:
-                node.resize(max(_MIN_CAPACITY, cut * 2), self.block_tokens)
-        return _joined(taken)
+    def rename(self, moves: Mapping[int, int]) -> None:
+        """Blocks have moved to numbers that were free, O(blocks)."""
 
-    def drop(self, namespace: bytes | None) -> Blocks:
-        """Forgets a namespace (None: all), locked nodes too. Answers the blocks let go.
+        def renamed(parent: Parent) -> Parent:
+            return moves.get(parent, parent) if isinstance(parent, int) else parent
 
-        Paths into it are void from now on: their owners must neither unlock nor extend them.
-        """
-        roots = list(self._roots) if namespace is None else [namespace]
-        dropped: list[Blocks] = []
-        for name in roots:
-            root = self._roots.get(name)
-            if root is None:
-                continue
-            for node in below(root):
-                dropped.append(node.blocks[: node.count])
-                self.num_blocks -= node.count
-                if node.locks == 0:
-                    self._policy.remove(node)
-                    self.evictable_blocks -= node.count
-            for child in list(root.children.values()):
-                self._detach(child)
-        return _joined(dropped)
+        for node in self._nodes.values():
+            node.parent = renamed(node.parent)
+        self._nodes = {moves.get(block, block): node for block, node in self._nodes.items()}
+        self._blocks = {
+            (renamed(parent), tokens): moves.get(block, block)
+            for (parent, tokens), block in self._blocks.items()
+        }
+        self._hints = [moves.get(block, block) for block in self._hints]
 
     # --- audit ---------------------------------------------------------------
 
-    def nodes(self) -> Iterator[Node]:
-        """All nodes with blocks, in no useful order."""
-        for root in self._roots.values():
-            yield from below(root)
-
-    def audit(self) -> None:
-        """Full consistency of the tree and its counters, O(number of tokens)."""
-        total = evictable = 0
-        first_keys: dict[bytes, int] = {}
-        for root in self._roots.values():
-            if not root.children:
-                raise ConservationError(f"namespace {root.namespace!r} is empty but kept")
-            for key in root.children:
-                first_keys[key] = first_keys.get(key, 0) + 1
-        for node in self.nodes():
-            parent = node.parent
-            if parent is None or parent.children.get(node.key) is not node:
-                raise ConservationError("a node is not the child of its parent")
-            if node.count < 1 or node.key != self._key(node.tokens, 0):
-                raise ConservationError("a node is empty, or its key is not its first block")
-            if node.start != parent.start + parent.count:
-                raise ConservationError("a run does not start where its parent ends")
-            if node.locks < 0 or (parent.parent is not None and parent.locks < node.locks):
-                raise ConservationError("a node has more locks than its parent")
-            if node.reused and parent.parent is not None and not parent.reused:
-                raise ConservationError("a node was reused without its parent")
-            if (node.after is not None) != (node.locks == 0):
-                raise ConservationError("the policy has a locked node, or misses an unlocked one")
-            total += node.count
-            evictable += node.count if node.locks == 0 else 0
-        if (total, evictable) != (self.num_blocks, self.evictable_blocks):
-            raise ConservationError(
-                f"the tree has {total} blocks, {evictable} evictable; the counters say "
-                f"{self.num_blocks} and {self.evictable_blocks}"
-            )
-        if first_keys != self._first_keys:
-            raise ConservationError("the count of first blocks is wrong")
+    def audit(self, holders: Counter[bytes]) -> None:
+        """Full consistency of the tree, with the number of holders by namespace."""
+        users = Counter(holders)
+        first_blocks: Counter[bytes] = Counter()
+        continuations: Counter[Parent] = Counter()
+        for block, node in self._nodes.items():
+            if (
+                self.find(node.parent, node.tokens) != block
+                or len(node.tokens) != self._block_bytes
+            ):
+                raise ConservationError(f"block {block} is not found by its tokens")
+            continuations[node.parent] += 1
+            if isinstance(node.parent, int):
+                if node.parent not in self._nodes:
+                    raise ConservationError(f"block {block} continues a block outside the index")
+                before = (
+                    self._nodes[node.parent].namespace,
+                    self._nodes[node.parent].digest,
+                )
+            else:
+                users[node.parent] += 1
+                first_blocks[node.tokens] += 1
+                before = node.parent, hash(node.parent)
+            if (node.namespace, node.digest) != (
+                before[0],
+                chain_digest(before[1], node.tokens),
+            ):
+                raise ConservationError(f"block {block} is of another prefix than its parent")
+        for block, node in self._nodes.items():
+            if node.continuations != continuations[block]:
+                raise ConservationError(f"the continuations of block {block} are miscounted")
+        if len(self._blocks) != len(self._nodes) or first_blocks != self._first_blocks:
+            raise ConservationError("the index has entries without a block, or lacks some")
+        if users != {name: found.users for name, found in self._namespaces.items()}:
+            raise ConservationError("a namespace is kept without need, or miscounted")
 
     # --- mechanism -----------------------------------------------------------
 
-    def _key(self, tokens: Tokens, block: int) -> bytes:
-        return tokens[block * self.block_tokens : (block + 1) * self.block_tokens].tobytes()
+    def _block(self, tokens: bytes, number: int) -> bytes:
+        return tokens[number * self._block_bytes : (number + 1) * self._block_bytes]
 
-    def _follow(
-        self, node: Node, tokens: Tokens, position: int, max_blocks: int
-    ) -> tuple[Node | None, int]:
-        """The child that goes on with block `position` of `tokens`, and how far it agrees."""
-        child = node.children.get(self._key(tokens, position))
-        if child is None:
-            return None, 0
-        size = self.block_tokens
-        most = min(child.count, max_blocks - position)
-        wanted = tokens[position * size : (position + most) * size]
-        differs = wanted != child.tokens[: most * size]
-        first = int(differs.argmax())
-        return child, first // size if differs[first] else most
+    def _forget(self, block: int, node: Node) -> None:
+        del self._nodes[block], self._blocks[node.parent, node.tokens]
+        if isinstance(node.parent, bytes):
+            self._first_blocks[node.tokens] -= 1
+            if self._first_blocks[node.tokens] == 0:
+                del self._first_blocks[node.tokens]
+            self.leave(node.namespace)
 
-    def _digests(self, node: Node) -> list[int]:
-        """One digest for every block of the run; those of its ancestors are made first."""
-        incomplete: list[Node] = []
-        step: Node | None = node
-        while step is not None and len(step.digests) < step.count:
-            incomplete.append(step)
-            step = step.parent
-        for step in reversed(incomplete):
-            parent = step.parent
-            assert parent is not None
-            digest = step.digests[-1] if step.digests else parent.digests[-1]
-            for block in range(len(step.digests), step.count):
-                digest = chain_digest(digest, self._key(step.tokens, block))
-                step.digests.append(digest)
-        return node.digests
-
-    def _root(self, namespace: bytes) -> Node:
-        root = self._roots.get(namespace)
-        if root is None:
-            root = Node(namespace, None, 0, _NO_BLOCKS, _NO_BLOCKS)
-            root.digests.append(hash(namespace))
-            self._roots[namespace] = root
-        return root
-
-    def _lock_leading(self, node: Node, count: int) -> Node:
-        """Locks the first `count` blocks of a run; cuts the others off if there are any."""
-        if node.locks == 0:
-            self.evictable_blocks -= count
-        if count < node.count:
-            if node.locks == 0:
-                self._policy.shrink(node, count)
-            node = self._split(node, count)
-        elif node.locks == 0:
-            self._policy.remove(node)
-        node.locks += 1
-        return node
-
-    def _attach(self, node: Node, parent: Node) -> None:
-        node.parent = parent
-        node.key = self._key(node.tokens, 0)
-        parent.children[node.key] = node
-        if parent.parent is None:
-            self._first_keys[node.key] = self._first_keys.get(node.key, 0) + 1
-
-    def _detach(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        del parent.children[node.key]
-        node.parent = None
-        if parent.parent is None:
-            self._first_keys[node.key] -= 1
-            if self._first_keys[node.key] == 0:
-                del self._first_keys[node.key]
-            if not parent.children:
-                del self._roots[parent.namespace]
-
-    def _split(self, node: Node, count: int) -> Node:
-        """Cuts the first `count` blocks off into a new parent, which is answered.
-
-        `node` stays the lower half: whoever locks it ends there, and if it is evictable its
-        place in the policy is that of the tail. The new parent is about to be locked.
-        """
-        size = self.block_tokens
-        parent = node.parent
-        assert parent is not None
-        upper = Node(
-            node.namespace,
-            parent,
-            node.start,
-            node.tokens[: count * size].copy(),
-            node.blocks[:count].copy(),
-        )
-        upper.digests = node.digests[:count]
-        upper.locks = node.locks
-        upper.reused = node.reused
-        upper.key = node.key
-        parent.children[upper.key] = upper
-        node.tokens = node.tokens[count * size : node.count * size].copy()
-        node.blocks = node.blocks[count : node.count].copy()
-        del node.digests[:count]
-        node.count -= count
-        node.start += count
-        self._attach(node, upper)
-        return upper
-
-    def _grow(self, node: Node, tokens: Tokens, blocks: Blocks) -> Node:
-        """Puts new blocks behind `node`: into its run if it is the caller's alone, else below.
-
-        A run that was reused is not continued: its new blocks were used once.
-        """
-        size = self.block_tokens
-        added = int(blocks.size)
-        self.num_blocks += added
-        if node.parent is None or node.locks > 1 or node.children or node.reused:
-            start = node.start + node.count
-            child = Node(node.namespace, node, start, tokens.copy(), blocks.copy())
-            child.locks = 1
-            self._attach(child, node)
-            return child
-        end = node.count + added
-        if end > node.blocks.size:
-            node.resize(max(_MIN_CAPACITY, end + end // 2), size)
-        node.tokens[node.count * size : end * size] = tokens
-        node.blocks[node.count : end] = blocks
-        node.count = end
-        return node
+    def _hint(self, parent: Parent, tokens: bytes) -> int:
+        """The slot of a parent and the first token behind it; see CacheCore.partial_match."""
+        before = parent if isinstance(parent, int) else NULL_BLOCK
+        first = int.from_bytes(tokens[:4], sys.byteorder)
+        mixed = (before * 2654435761) ^ (first * 40503)
+        return mixed % 2**32 % len(self._hints)
 
 
-def _joined(runs: list[Blocks]) -> Blocks:
-    if len(runs) == 1:
-        return runs[0]
-    return np.concatenate(runs) if runs else _NO_BLOCKS
+def _common_tokens(left: bytes, right: bytes) -> int:
+    same = 0
+    while same < min(len(left), len(right)) and left[same] == right[same]:
+        same += 1
+    return same // 4

@@ -5,8 +5,6 @@ Only statistics rest on the digests here; contents are always compared token by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 
 def chain_digest(previous: int, block: bytes) -> int:
     """Digest of a prefix that ends with `block`, from the digest of the prefix before it."""
@@ -30,9 +28,8 @@ class EvictionMemory:
     def __contains__(self, digest: int) -> bool:
         return digest in self._young or digest in self._old
 
-    def remember(self, digests: Iterable[int]) -> None:
-        """Notes evicted blocks."""
-        for digest in digests:
-            if len(self._young) >= self._capacity:
-                self._old, self._young = self._young, set()
-            self._young.add(digest)
+    def remember(self, digest: int) -> None:
+        """Notes an evicted block."""
+        if len(self._young) >= self._capacity:
+            self._old, self._young = self._young, set()
+        self._young.add(digest)

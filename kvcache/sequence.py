@@ -1,53 +1,45 @@
-"""What the manager keeps of a live sequence."""
+"""What the Python core keeps of a holder of blocks."""
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from kvcache.node import Node
+from kvcache.states import HolderKind
 
 
-class IntArray:
-    """An int32 array that grows at its end, amortised O(1)."""
+@dataclass(slots=True, eq=False)
+class Holder:
+    """Tokens, blocks and progress of a sequence, or of what holds blocks like one."""
 
-    __slots__ = ("_buffer", "size")
-
-    def __init__(self, values: NDArray[np.int32]) -> None:
-        self._buffer = values.copy()
-        self.size = int(values.size)
-
-    def append(self, value: int) -> None:
-        """Adds one value."""
-        if self.size == self._buffer.size:
-            grown = np.empty(max(16, 2 * self.size), np.int32)
-            grown[: self.size] = self._buffer
-            self._buffer = grown
-        self._buffer[self.size] = value
-        self.size += 1
-
-    @property
-    def view(self) -> NDArray[np.int32]:
-        """The values. The view is void once something is appended."""
-        return self._buffer[: self.size]
-
-
-@dataclass(slots=True)
-class LiveSequence:
-    """Tokens, blocks and progress of one sequence that holds blocks."""
-
-    sequence_id: int
+    holder_id: int
+    kind: HolderKind
     namespace: bytes
+    group: int
+    level: int  # of retention
     publish: bool  # whether its full blocks go to the index; a flush ends that
-    tokens: IntArray
-    table: IntArray
-    prompt_tokens: int  # tokens at admission
+    tokens: array[int]
+    table: array[int]  # its blocks, in order
+    prompt_tokens: int  # tokens that it began with
     computed_tokens: int  # leading tokens whose K and V are written
-    published_blocks: int  # leading blocks of the table that are those of the index
-    node: Node | None  # end of its locked path in the index
+    published_blocks: int  # leading blocks of the table that are those of the index,
+    is_indexed: bool = True  # unless a flush has taken them out
+
+    def block_of_tokens(self, number: int, block_tokens: int) -> bytes:
+        """The tokens of a block, as the index compares them."""
+        return self.tokens[number * block_tokens : (number + 1) * block_tokens].tobytes()
 
     def unwritten_blocks(self, block_tokens: int) -> int:
         """Blocks that are held and have no computed token yet."""
-        return self.table.size + -self.computed_tokens // block_tokens
+        return len(self.table) + -self.computed_tokens // block_tokens
+
+    def slack_tokens(self, block_tokens: int) -> int:
+        """Slots that have no token yet."""
+        return len(self.table) * block_tokens - len(self.tokens)
+
+
+def int32_array(data: bytes) -> array[int]:
+    """An array of int32 that can grow."""
+    values = array("i")
+    values.frombytes(data)
+    return values
