@@ -20,11 +20,11 @@ from service.api.gen.plimsoll.v1.engine_admin_pb2_grpc import EngineAdminService
 from service.api.gen.plimsoll.v1.inference_pb2_grpc import InferenceServiceStub
 from service.api.ports import Ports, open_ports
 from service.config import ServeSettings
-from service.engine.messages import EngineStats, FinishReason, SamplingParams
+from service.engine.messages import EngineStats, FinishReason, SamplingParams, ShrinkPolicy
 from service.front.call import GenerationCall
 from service.front.events import Delta, Ended, Event, Progress, Started, Timings, Usage
 from service.front.pressure import PressureLevel
-from service.front.state import DrainResult, FrontState, FrontStats, ModelInfo
+from service.front.state import DrainResult, FrontState, FrontStats, MemoryChange, ModelInfo
 from service.front.watched import Watched
 from service.tokenizer.tokenizer import ChatMessage
 
@@ -41,6 +41,7 @@ MODEL = ModelInfo(
     has_chat_template=True,
     block_tokens=16,
     num_blocks=40,
+    max_blocks=100,
     bytes_per_block=1024,
     weights_dtype="float32",
     kv_dtype="float32",
@@ -157,6 +158,7 @@ class FakeFront:
         self.drain_gate = asyncio.Event()
         self.drain_gate.set()
         self.encode_error: Exception | None = None
+        self.memory_error: Exception | None = None
 
     @property
     def state(self) -> FrontState:
@@ -181,6 +183,14 @@ class FakeFront:
         self.log.append("resume")
         self.states.set(FrontState.READY)
 
+    async def set_memory(
+        self, num_blocks: int, *, policy: ShrinkPolicy, limit_seconds: float
+    ) -> MemoryChange:
+        self.log.append(f"memory {num_blocks} {policy.name} {limit_seconds:g}")
+        if self.memory_error is not None:
+            raise self.memory_error
+        return MemoryChange(40, num_blocks, preempted=2, pause_seconds=0.5)
+
     def watch(self) -> AsyncIterator[PressureLevel]:
         return self.pressure.changes()
 
@@ -193,6 +203,7 @@ class FakeFront:
             pressure=self.pressure.value,
             engine=self.engine,
             bytes_per_block=1024,
+            max_blocks=100,
             live_requests=8,
             waiting_requests=3,
             slow_streams=1,

@@ -49,6 +49,8 @@ from service.engine.messages import (
     Output,
     Ready,
     Refused,
+    Resize,
+    Resized,
     SequenceSpec,
     Shutdown,
     Started,
@@ -144,6 +146,7 @@ class Engine:
         self._record = record
         self._step_seconds = step_seconds
         self._sequences: dict[int, Sequence] = {}
+        self._blocks = POOL_BLOCKS
         self._report = StepReport([], [], [], [], self._stats())
         self._steps = 0
         self._tokens = 0
@@ -171,6 +174,11 @@ class Engine:
             case Flush():
                 dropped = 7 if message.namespace is None else len(message.namespace)
                 self._channel.send(Flushed(message.call_id, dropped, 3))
+            case Resize():
+                before, self._blocks = self._blocks, message.num_blocks
+                self._channel.send(
+                    Resized(message.call_id, before, message.num_blocks, 0, 0.0, None)
+                )
             case Lookup():
                 if message.token_ids != [HOLD]:
                     self._channel.send(LookedUp(message.call_id, len(message.token_ids)))
@@ -250,6 +258,8 @@ class Engine:
                 ]
             case Abort():
                 line["ids"] = message.sequence_ids
+            case Resize():
+                line["blocks"] = message.num_blocks
             case Flush():
                 line["namespace"] = message.namespace and message.namespace.hex()
         self._record.write(json.dumps(line) + "\n")

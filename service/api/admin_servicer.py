@@ -10,8 +10,10 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from service.api.checks import Checks, seconds_of
 from service.api.dispatch import MAX_TENANT_BYTES, Call, is_identifier
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
+from service.api.memory import check_memory_request, memory_message
 from service.api.stats import pressure_message, stats_message
 from service.api.validation import MAX_SALT_BYTES
+from service.front.events import NotReady
 from service.front.front import Front
 
 HEARTBEAT_DEFAULT_SECONDS = 5.0
@@ -40,6 +42,19 @@ class EngineAdminServicer:
         async with contextlib.aclosing(beats(self._front.watch(), heartbeat_seconds)) as ticks:
             async for _ in ticks:
                 await call.write(pressure_message(self._front.stats()), self._write_limit_seconds)
+
+    async def SetMemoryUtilization(
+        self, request: pb.SetMemoryUtilizationRequest, _: Call
+    ) -> pb.SetMemoryUtilizationResponse:
+        model = self._front.model
+        if model is None:
+            raise NotReady
+        order = check_memory_request(request, model)
+        before = self._front.stats()
+        change = await self._front.set_memory(
+            order.num_blocks, policy=order.policy, limit_seconds=order.limit_seconds
+        )
+        return memory_message(change, before, self._front.stats())
 
     async def FlushCache(self, request: pb.FlushCacheRequest, _: Call) -> pb.FlushCacheResponse:
         checks = Checks()

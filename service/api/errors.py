@@ -1,6 +1,6 @@
 """Every way a call can fail, and what the client is told about it.
 
-The table `FAULTS` maps the exceptions of `service.front.events` and of this module to a status
+The table `FAULTS` maps the exceptions of `service.front` and of this module to a status
 code, a stable reason (google.rpc.ErrorInfo, domain `plimsoll.v1`) and the facts a program needs
 to react: fields to fix, a delay to wait, sizes to compare. An exception that is not in the table
 is a bug: the client gets a fixed text and the id to report, the log gets the exception.
@@ -29,6 +29,7 @@ from service.front.events import (
     QueueFull,
     SlowReader,
 )
+from service.front.state import MemoryShort
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -218,6 +219,18 @@ FAULTS: dict[type[Exception], _Describe] = {
         "ABORTED_BY_ADMIN",
         "aborted by AbortRequests",
         {"abort_reason": error.reason},
+    ),
+    MemoryShort: lambda error: Fault(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "MEMORY_SHORT",
+        f"{error.wanted_bytes} bytes more are wanted for the KV pool, {error.available_bytes} are "
+        f"available, of which {error.headroom_bytes} must stay",
+        {
+            "wanted_bytes": str(error.wanted_bytes),
+            "available_bytes": str(error.available_bytes),
+            "headroom_bytes": str(error.headroom_bytes),
+            "total_blocks": str(error.total_blocks),
+        },
     ),
     DeadlinePassed: lambda _: Fault(
         grpc.StatusCode.DEADLINE_EXCEEDED,

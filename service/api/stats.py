@@ -24,7 +24,7 @@ def stats_message(stats: FrontStats, now_seconds: float) -> pb.GetStatsResponse:
     )
     if (engine := stats.engine) is not None:
         answer.preempted_candidates = engine.preempted
-        answer.blocks.CopyFrom(_blocks(engine, stats.bytes_per_block))
+        answer.blocks.CopyFrom(blocks_message(stats, engine))
         answer.prefix_lookup_tokens_total = engine.lookup_tokens
         answer.prefix_hit_tokens_total = engine.hit_tokens
         answer.preemptions_total = engine.preemptions
@@ -46,11 +46,12 @@ def pressure_message(stats: FrontStats) -> pb.WatchPressureResponse:
     )
     if (engine := stats.engine) is not None:
         answer.utilization = engine.held_share
-        answer.blocks.CopyFrom(_blocks(engine, stats.bytes_per_block))
+        answer.blocks.CopyFrom(blocks_message(stats, engine))
     return answer
 
 
-def _blocks(engine: EngineStats, bytes_per_block: int) -> pb.BlockStats:
+def blocks_message(stats: FrontStats, engine: EngineStats) -> pb.BlockStats:
+    """The pool as `engine`, the engine's part of `stats`, sees it."""
     return pb.BlockStats(
         total=engine.blocks_total,
         free=engine.blocks_free,
@@ -59,7 +60,8 @@ def _blocks(engine: EngineStats, bytes_per_block: int) -> pb.BlockStats:
         active=engine.blocks_held - engine.blocks_reserved,
         reserved=engine.blocks_reserved,
         shared=engine.blocks_shared,
-        bytes_per_block=bytes_per_block,
+        bytes_per_block=stats.bytes_per_block,
+        max_total=stats.max_blocks,
     )
 
 

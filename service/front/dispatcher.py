@@ -25,7 +25,10 @@ from service.engine.messages import (
     Lookup,
     Ready,
     Refused,
+    Resize,
+    Resized,
     SequenceSpec,
+    ShrinkPolicy,
     StepReport,
     Submit,
 )
@@ -34,6 +37,9 @@ from service.front.events import EngineLost, ExceedsCapacity, ModelFailed, NotRe
 from service.front.journal import Journal
 from service.front.request import LiveRequest
 from service.front.supervisor import Supervisor
+
+# For an engine that starts again to take the size of the pool that was in force: it is empty.
+_RESTORE_SECONDS = 30.0
 
 _log = structlog.get_logger(__name__)
 
@@ -80,7 +86,8 @@ class Dispatcher:
         self._queue: deque[LiveRequest] = deque()  # not submitted to the present engine
         self._in_engine: dict[int, LiveRequest] = {}  # by sequence
         self._call_ids = itertools.count()
-        self._calls: dict[int, asyncio.Future[Flushed | LookedUp]] = {}
+        self._calls: dict[int, asyncio.Future[Flushed | LookedUp | Resized]] = {}
+        self._pool_blocks: int | None = None  # in force by the last resize
         self.state = EngineState.STARTING
         self.failure: str | None = None
         self.ready: Ready | None = None  # of the newest engine that was ready
@@ -147,6 +154,13 @@ class Dispatcher:
         assert isinstance(answer, LookedUp)
         return answer.cached_tokens
 
+    async def resize(self, num_blocks: int, policy: ShrinkPolicy, limit_seconds: float) -> Resized:
+        """Gives the pool another size. Raises NotReady without an engine, or when it dies."""
+        call_id = next(self._call_ids)
+        answer = await self._ask(call_id, Resize(call_id, num_blocks, policy, limit_seconds))
+        assert isinstance(answer, Resized)
+        return answer
+
     # --- EngineListener ---
 
     def engine_loading(self, progress: Loading) -> None:
@@ -157,6 +171,7 @@ class Dispatcher:
             # The files were replaced: going on would join the words of two models.
             self._fail_all()
         self.ready = ready
+        self._restore_pool(ready)
         self._set_state(EngineState.READY)
         self._submit_queue()
 
@@ -183,7 +198,9 @@ class Dispatcher:
             case Heartbeat():
                 self.totals.update(message.stats)
                 self._observer.engine_reported()
-            case Flushed() | LookedUp():
+            case Flushed() | LookedUp() | Resized():
+                if isinstance(message, Resized):
+                    self._pool_blocks = message.num_blocks
                 answer = self._calls.pop(message.call_id, None)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
@@ -191,6 +208,13 @@ class Dispatcher:
                 raise AssertionError(f"not a message of a ready engine: {message!r}")
 
     # --- inside ---
+
+    def _restore_pool(self, ready: Ready) -> None:
+        """An engine starts with the pool of its settings: its memory may be somebody else's now."""
+        blocks = self._pool_blocks
+        if blocks is not None and blocks != ready.num_blocks:
+            call_id = next(self._call_ids)  # nobody waits for the answer
+            self._supervisor.send(Resize(call_id, blocks, ShrinkPolicy.PREEMPT, _RESTORE_SECONDS))
 
     def _submit_queue(self) -> None:
         while self._queue and self._supervisor.writable:
@@ -296,10 +320,13 @@ class Dispatcher:
             if not answer.done():
                 answer.set_exception(NotReady())
 
-    async def _ask(self, call_id: int, message: Flush | Lookup) -> Flushed | LookedUp:
+    async def _ask(
+        self, call_id: int, message: Flush | Lookup | Resize
+    ) -> Flushed | LookedUp | Resized:
         if not self._supervisor.writable:
             raise NotReady
-        answer: asyncio.Future[Flushed | LookedUp] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[Flushed | LookedUp | Resized]
+        answer = asyncio.get_running_loop().create_future()
         self._calls[call_id] = answer
         self._supervisor.send(message)
         try:

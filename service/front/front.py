@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import structlog
 
 from kvcache.namespace import namespace_key
 from kvcache.stats import FlushResult
 from service.config import ServeSettings
-from service.engine.messages import Loading, SamplingParams
+from service.engine.messages import Loading, SamplingParams, ShrinkPolicy
 from service.front.call import GenerationCall
 from service.front.dispatcher import Dispatcher, EngineState
 from service.front.events import AbortedByAdmin, Draining, NotReady, RequestError
@@ -24,6 +25,8 @@ from service.front.state import (
     EngineFailed,
     FrontState,
     FrontStats,
+    MemoryChange,
+    MemoryShort,
     ModelInfo,
     describe_model,
 )
@@ -167,6 +170,7 @@ class Front:
             pressure=self._pressure.value,
             engine=self._dispatcher.totals.current(),
             bytes_per_block=0 if self._model is None else self._model.bytes_per_block,
+            max_blocks=0 if self._model is None else self._model.max_blocks,
             live_requests=len(requests),
             waiting_requests=requests.waiting,
             slow_streams=requests.unread,
@@ -252,6 +256,24 @@ class Front:
         namespace = None if tenant is None else self._namespace(tenant, salt)
         answer = await self._dispatcher.flush(namespace)
         return FlushResult(answer.dropped_blocks, answer.kept_blocks)
+
+    async def set_memory(
+        self, num_blocks: int, *, policy: ShrinkPolicy, limit_seconds: float
+    ) -> MemoryChange:
+        """Gives the KV pool `num_blocks` usable blocks; answers what is in force.
+
+        That is something else when `limit_seconds` were not enough. Raises NotReady, and
+        MemoryShort when the machine has too little memory for a larger pool.
+        """
+        answer = await self._dispatcher.resize(num_blocks, policy, limit_seconds)
+        _log.info("pool resized", wanted_blocks=num_blocks, **msgspec.structs.asdict(answer))
+        if (short := answer.shortage) is not None:
+            raise MemoryShort(
+                short.wanted_bytes, short.available_bytes, short.headroom_bytes, answer.num_blocks
+            )
+        return MemoryChange(
+            answer.before_blocks, answer.num_blocks, answer.preempted, answer.pause_seconds
+        )
 
     async def lookup(self, token_ids: list[int], *, tenant: str = "", salt: str = "") -> int:
         """Leading tokens of a prompt that the cache holds now. Raises NotReady."""

@@ -41,7 +41,8 @@ class ModelInfo:
     eos_ids: tuple[int, ...]
     has_chat_template: bool
     block_tokens: int
-    num_blocks: int  # usable ones
+    num_blocks: int  # usable ones, at the start of the engine
+    max_blocks: int  # usable ones, as far as the pool can grow
     bytes_per_block: int
     weights_dtype: str
     kv_dtype: str
@@ -64,6 +65,7 @@ def describe_model(
         has_chat_template=tokenizer.has_chat_template,
         block_tokens=ready.block_tokens,
         num_blocks=ready.num_blocks,
+        max_blocks=ready.max_blocks,
         bytes_per_block=ready.bytes_per_block,
         weights_dtype=ready.weights_dtype,
         kv_dtype=ready.kv_dtype,
@@ -85,6 +87,7 @@ class FrontStats:
     pressure: PressureLevel
     engine: EngineStats | None
     bytes_per_block: int
+    max_blocks: int  # that the pool can grow to
     live_requests: int
     waiting_requests: int  # of the live ones, not yet scheduled for the first time
     slow_streams: int  # requests whose output waits for the client
@@ -94,6 +97,29 @@ class FrontStats:
     cancelled_requests: int
     rejected_requests: int
     engine_restarts: int
+
+
+class MemoryShort(Exception):
+    """The pool cannot grow as far as was asked: too little memory is left."""
+
+    def __init__(
+        self, wanted_bytes: int, available_bytes: int, headroom_bytes: int, total_blocks: int
+    ) -> None:
+        super().__init__(f"{wanted_bytes} bytes wanted, {available_bytes} available")
+        self.wanted_bytes = wanted_bytes
+        self.available_bytes = available_bytes
+        self.headroom_bytes = headroom_bytes  # of what is available, left to the model's steps
+        self.total_blocks = total_blocks  # of the pool that is in force
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryChange:
+    """What became of the pool. Blocks are usable ones."""
+
+    before_blocks: int
+    num_blocks: int  # in force
+    preempted: int  # candidates that lost their blocks for it
+    pause_seconds: float  # in which nothing was admitted
 
 
 @dataclass(frozen=True, slots=True)

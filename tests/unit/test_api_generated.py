@@ -10,7 +10,7 @@ import pytest
 
 from service.api.gen.plimsoll.v1 import common_pb2, engine_admin_pb2
 from service.api.generate import GENERATED_FOLDER, PROTO_FOLDER, generate, rewrite_imports
-from service.engine.messages import FinishReason
+from service.engine.messages import FinishReason, ShrinkPolicy
 from service.front.pressure import PressureLevel
 
 BUF = Path(sys.executable).parent / "buf"
@@ -63,6 +63,8 @@ def test_buf_finds_nothing(arguments: list[str]) -> None:
 def test_enums_have_the_numbers_of_the_internal_ones() -> None:
     finish = {f"FINISH_REASON_{reason.name}": reason.value for reason in FinishReason}
     assert dict(common_pb2.FinishReason.items()) == {"FINISH_REASON_UNSPECIFIED": 0, **finish}
+    shrink = {f"SHRINK_POLICY_{policy.name}": policy.value for policy in ShrinkPolicy}
+    assert dict(engine_admin_pb2.ShrinkPolicy.items()) == {"SHRINK_POLICY_UNSPECIFIED": 0, **shrink}
     pressure = {f"PRESSURE_LEVEL_{level.name}": level.value for level in PressureLevel}
     assert dict(engine_admin_pb2.PressureLevel.items()) == {
         "PRESSURE_LEVEL_UNSPECIFIED": 0,

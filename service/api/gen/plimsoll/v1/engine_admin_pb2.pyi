@@ -55,6 +55,36 @@ PRESSURE_LEVEL_CRITICAL: PressureLevel.ValueType  # 4
 """The queue is full: new requests are refused with RESOURCE_EXHAUSTED."""
 Global___PressureLevel: _TypeAlias = PressureLevel  # noqa: Y015
 
+class _ShrinkPolicy:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ShrinkPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShrinkPolicy.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SHRINK_POLICY_UNSPECIFIED: _ShrinkPolicy.ValueType  # 0
+    """As SHRINK_POLICY_WAIT."""
+    SHRINK_POLICY_WAIT: _ShrinkPolicy.ValueType  # 1
+    """They run on until enough of them have ended."""
+    SHRINK_POLICY_PREEMPT: _ShrinkPolicy.ValueType  # 2
+    """Some lose their blocks, those of the lowest priority first; they wait and
+    are computed again. One which is larger than the new size ends.
+    """
+
+class ShrinkPolicy(_ShrinkPolicy, metaclass=_ShrinkPolicyEnumTypeWrapper):
+    """What happens to running requests which hold more than a smaller cache has.
+    Nothing is admitted until the new size is in force or the time is over.
+    """
+
+SHRINK_POLICY_UNSPECIFIED: ShrinkPolicy.ValueType  # 0
+"""As SHRINK_POLICY_WAIT."""
+SHRINK_POLICY_WAIT: ShrinkPolicy.ValueType  # 1
+"""They run on until enough of them have ended."""
+SHRINK_POLICY_PREEMPT: ShrinkPolicy.ValueType  # 2
+"""Some lose their blocks, those of the lowest priority first; they wait and
+are computed again. One which is larger than the new size ends.
+"""
+Global___ShrinkPolicy: _TypeAlias = ShrinkPolicy  # noqa: Y015
+
 @_typing.final
 class BlockStats(_message.Message):
     """Block accounting. free + cached + active + reserved = total, always."""
@@ -68,6 +98,7 @@ class BlockStats(_message.Message):
     RESERVED_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
     BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
+    MAX_TOTAL_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     """Blocks in the pool."""
     free: _builtins.int
@@ -82,6 +113,8 @@ class BlockStats(_message.Message):
     """Blocks used by two requests or more."""
     bytes_per_block: _builtins.int
     """Bytes per block over all layers."""
+    max_total: _builtins.int
+    """Blocks which the pool can grow to without a restart (kv_memory_max_bytes)."""
     def __init__(
         self,
         *,
@@ -92,10 +125,11 @@ class BlockStats(_message.Message):
         reserved: _builtins.int = ...,
         shared: _builtins.int = ...,
         bytes_per_block: _builtins.int = ...,
+        max_total: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "bytes_per_block", b"bytes_per_block", "cached", b"cached", "free", b"free", "reserved", b"reserved", "shared", b"shared", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "bytes_per_block", b"bytes_per_block", "cached", b"cached", "free", b"free", "max_total", b"max_total", "reserved", b"reserved", "shared", b"shared", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -287,6 +321,94 @@ class WatchPressureResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchPressureResponse: _TypeAlias = WatchPressureResponse  # noqa: Y015
+
+@_typing.final
+class SetMemoryUtilizationRequest(_message.Message):
+    """Request of SetMemoryUtilization. A second one ends the first, which answers
+    with what is in force then.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MEMORY_UTILIZATION_FIELD_NUMBER: _builtins.int
+    TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    SHRINK_POLICY_FIELD_NUMBER: _builtins.int
+    TIME_LIMIT_FIELD_NUMBER: _builtins.int
+    memory_utilization: _builtins.float
+    """Share of the largest pool, BlockStats.max_total; rounded down to blocks,
+    but at least one. Range (0, 1].
+    """
+    total_blocks: _builtins.int
+    """Blocks. Range [1, BlockStats.max_total]."""
+    memory_bytes: _builtins.int
+    """Bytes of the pool, rounded down to blocks. One block more than is usable
+    must fit.
+    """
+    shrink_policy: Global___ShrinkPolicy.ValueType
+    """Policy for running requests."""
+    @_builtins.property
+    def time_limit(self) -> _duration_pb2.Duration:
+        """Longest time to answer. More than 0, at most 1 h; unset: 30 s."""
+
+    def __init__(
+        self,
+        *,
+        memory_utilization: _builtins.float = ...,
+        total_blocks: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        shrink_policy: Global___ShrinkPolicy.ValueType = ...,
+        time_limit: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "memory_utilization", b"memory_utilization", "target", b"target", "time_limit", b"time_limit", "total_blocks", b"total_blocks"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["memory_bytes", b"memory_bytes", "memory_utilization", b"memory_utilization", "shrink_policy", b"shrink_policy", "target", b"target", "time_limit", b"time_limit", "total_blocks", b"total_blocks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["memory_utilization", "total_blocks", "memory_bytes"]  # noqa: Y015
+    _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_target) -> _WhichOneofReturnType_target | None: ...
+
+Global___SetMemoryUtilizationRequest: _TypeAlias = SetMemoryUtilizationRequest  # noqa: Y015
+
+@_typing.final
+class SetMemoryUtilizationResponse(_message.Message):
+    """Answer of SetMemoryUtilization."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BEFORE_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
+    PREEMPTED_CANDIDATES_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
+    preempted_candidates: _builtins.int
+    """Candidates which lost their blocks for it."""
+    @_builtins.property
+    def before(self) -> Global___BlockStats:
+        """Before."""
+
+    @_builtins.property
+    def after(self) -> Global___BlockStats:
+        """In force now. Compare its total with what was asked for."""
+
+    @_builtins.property
+    def pause(self) -> _duration_pb2.Duration:
+        """How long nothing was admitted."""
+
+    def __init__(
+        self,
+        *,
+        before: Global___BlockStats | None = ...,
+        after: Global___BlockStats | None = ...,
+        preempted_candidates: _builtins.int = ...,
+        pause: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "pause", b"pause"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "pause", b"pause", "preempted_candidates", b"preempted_candidates"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetMemoryUtilizationResponse: _TypeAlias = SetMemoryUtilizationResponse  # noqa: Y015
 
 @_typing.final
 class FlushCacheRequest(_message.Message):

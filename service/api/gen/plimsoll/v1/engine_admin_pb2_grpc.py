@@ -45,6 +45,11 @@ class EngineAdminServiceStub:
                 request_serializer=plimsoll_dot_v1_dot_engine__admin__pb2.WatchPressureRequest.SerializeToString,
                 response_deserializer=plimsoll_dot_v1_dot_engine__admin__pb2.WatchPressureResponse.FromString,
                 _registered_method=True)
+        self.SetMemoryUtilization = channel.unary_unary(
+                '/plimsoll.v1.EngineAdminService/SetMemoryUtilization',
+                request_serializer=plimsoll_dot_v1_dot_engine__admin__pb2.SetMemoryUtilizationRequest.SerializeToString,
+                response_deserializer=plimsoll_dot_v1_dot_engine__admin__pb2.SetMemoryUtilizationResponse.FromString,
+                _registered_method=True)
         self.FlushCache = channel.unary_unary(
                 '/plimsoll.v1.EngineAdminService/FlushCache',
                 request_serializer=plimsoll_dot_v1_dot_engine__admin__pb2.FlushCacheRequest.SerializeToString,
@@ -76,6 +81,14 @@ class EngineAdminServiceServicer:
     def WatchPressure(self, request, context):
         """Streams the pressure of the KV cache: the state now, then each change of
         level, and at least one message per heartbeat.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetMemoryUtilization(self, request, context):
+        """Grows or shrinks the KV cache while serving. Answers when the new size is
+        in force, or with what is in force when the time for it is over.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -115,6 +128,11 @@ def add_EngineAdminServiceServicer_to_server(servicer, server):
                     servicer.WatchPressure,
                     request_deserializer=plimsoll_dot_v1_dot_engine__admin__pb2.WatchPressureRequest.FromString,
                     response_serializer=plimsoll_dot_v1_dot_engine__admin__pb2.WatchPressureResponse.SerializeToString,
+            ),
+            'SetMemoryUtilization': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMemoryUtilization,
+                    request_deserializer=plimsoll_dot_v1_dot_engine__admin__pb2.SetMemoryUtilizationRequest.FromString,
+                    response_serializer=plimsoll_dot_v1_dot_engine__admin__pb2.SetMemoryUtilizationResponse.SerializeToString,
             ),
             'FlushCache': grpc.unary_unary_rpc_method_handler(
                     servicer.FlushCache,
@@ -187,6 +205,33 @@ class EngineAdminService:
             '/plimsoll.v1.EngineAdminService/WatchPressure',
             plimsoll_dot_v1_dot_engine__admin__pb2.WatchPressureRequest.SerializeToString,
             plimsoll_dot_v1_dot_engine__admin__pb2.WatchPressureResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetMemoryUtilization(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plimsoll.v1.EngineAdminService/SetMemoryUtilization',
+            plimsoll_dot_v1_dot_engine__admin__pb2.SetMemoryUtilizationRequest.SerializeToString,
+            plimsoll_dot_v1_dot_engine__admin__pb2.SetMemoryUtilizationResponse.FromString,
             options,
             channel_credentials,
             insecure,

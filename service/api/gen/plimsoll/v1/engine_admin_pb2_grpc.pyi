@@ -39,6 +39,10 @@ class EngineAdminServiceStub:
     """Streams the pressure of the KV cache: the state now, then each change of
     level, and at least one message per heartbeat.
     """
+    SetMemoryUtilization: _grpc.UnaryUnaryMultiCallable[_engine_admin_pb2.SetMemoryUtilizationRequest, _engine_admin_pb2.SetMemoryUtilizationResponse]
+    """Grows or shrinks the KV cache while serving. Answers when the new size is
+    in force, or with what is in force when the time for it is over.
+    """
     FlushCache: _grpc.UnaryUnaryMultiCallable[_engine_admin_pb2.FlushCacheRequest, _engine_admin_pb2.FlushCacheResponse]
     """Drops cached blocks which no running request uses."""
     Drain: _grpc.UnaryUnaryMultiCallable[_engine_admin_pb2.DrainRequest, _engine_admin_pb2.DrainResponse]
@@ -58,6 +62,10 @@ class EngineAdminServiceAsyncStub(EngineAdminServiceStub):
     WatchPressure: _aio.UnaryStreamMultiCallable[_engine_admin_pb2.WatchPressureRequest, _engine_admin_pb2.WatchPressureResponse]  # type: ignore[assignment]
     """Streams the pressure of the KV cache: the state now, then each change of
     level, and at least one message per heartbeat.
+    """
+    SetMemoryUtilization: _aio.UnaryUnaryMultiCallable[_engine_admin_pb2.SetMemoryUtilizationRequest, _engine_admin_pb2.SetMemoryUtilizationResponse]  # type: ignore[assignment]
+    """Grows or shrinks the KV cache while serving. Answers when the new size is
+    in force, or with what is in force when the time for it is over.
     """
     FlushCache: _aio.UnaryUnaryMultiCallable[_engine_admin_pb2.FlushCacheRequest, _engine_admin_pb2.FlushCacheResponse]  # type: ignore[assignment]
     """Drops cached blocks which no running request uses."""
@@ -87,6 +95,16 @@ class EngineAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_abc.Iterator[_engine_admin_pb2.WatchPressureResponse], _abc.AsyncIterator[_engine_admin_pb2.WatchPressureResponse]]:
         """Streams the pressure of the KV cache: the state now, then each change of
         level, and at least one message per heartbeat.
+        """
+
+    @_abc_1.abstractmethod
+    def SetMemoryUtilization(
+        self,
+        request: _engine_admin_pb2.SetMemoryUtilizationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_admin_pb2.SetMemoryUtilizationResponse, _abc.Awaitable[_engine_admin_pb2.SetMemoryUtilizationResponse]]:
+        """Grows or shrinks the KV cache while serving. Answers when the new size is
+        in force, or with what is in force when the time for it is over.
         """
 
     @_abc_1.abstractmethod
