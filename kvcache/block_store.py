@@ -11,7 +11,13 @@ from kvcache.pool import BlockPool, require_size
 from kvcache.radix import Parent, RadixIndex
 from kvcache.regret import EvictionMemory
 from kvcache.sequence import Holder
-from kvcache.shares import GroupLimits, GroupShare, available_blocks, obtainable_blocks
+from kvcache.shares import (
+    GroupLimits,
+    GroupShare,
+    available_blocks,
+    obtainable_blocks,
+    spare_blocks,
+)
 from kvcache.states import BlockState, HolderKind
 
 _NO_LIMITS = GroupLimits()
@@ -88,14 +94,21 @@ class BlockStore:
         """Blocks that a group can have once no expectation is in the way."""
         return available_blocks(self.pool.free_blocks, self.shares(group), group)
 
-    def obtainable(self, group: int, hits: list[int]) -> int:
-        """Blocks that a holder can have now, beside hits that are of its group."""
+    def obtainable(self, group: int) -> int:
+        """Blocks that a holder can have now."""
+        return obtainable_blocks(self.pool.free_blocks, self.shares(group), group)
+
+    def require_room(self, new_blocks: int, group: int, hits: list[int], kind: HolderKind) -> None:
+        """Raises OutOfBlocksError unless a holder can have hits of its group and new blocks."""
         states = [self.pool.state(block) for block in hits]
-        shares = self.shares(group)
-        shares[group] = shares[group].holding(
-            cached=states.count(BlockState.CACHED), expected=states.count(BlockState.EXPECTED)
-        )
-        return obtainable_blocks(self.pool.free_blocks, shares, group)
+        cached, expected = states.count(BlockState.CACHED), states.count(BlockState.EXPECTED)
+        free, shares = self.pool.free_blocks, self.shares(group)
+        is_used = kind is not HolderKind.EXPECT
+        shares[group] = shares[group].with_hits(cached, expected, in_use=is_used)
+        obtainable = obtainable_blocks(free, shares, group)
+        takes_hits = is_used and cached + expected > 0
+        if new_blocks > obtainable or (takes_hits and spare_blocks(free, shares, group) < 0):
+            raise OutOfBlocksError(new_blocks, obtainable)
 
     def evict(self, count: int) -> int:
         """Evicts up to `count` blocks of any group; answers how many."""

@@ -188,11 +188,14 @@ class CacheCore(Protocol):
 
         Checks in this order: the match is possible (ConservationError), kind, group, level,
         DuplicateSequenceError, InvalidArgumentError("group", group, "<n>, the group of the
-        namespace"), the match is in the index (ConservationError), and OutOfBlocksError(new
-        blocks, obtainable). Obtainable is what remains with the hits held: the least of
-        `available_blocks`; of the free blocks, own cached ones and, of every other group,
-        min(its cached, its charged - floor) where positive; and of quota - in use - expected;
-        at least 0.
+        namespace"), the match is in the index (ConservationError), and room for it. Room is
+        reckoned as if the hits were held already: those that were CACHED or EXPECTED are in use
+        then (for an EXPECT holder: EXPECTED). Spare are free + cached + expected, less what the
+        floors of other groups lack. Obtainable is the least of spare; of the free blocks, own
+        cached ones and, of every other group, min(its cached, its charged - floor) where
+        positive; and of quota - in use - expected; at least 0. OutOfBlocksError(new blocks,
+        obtainable) when there are more new blocks; or when spare is negative because hits
+        went into use, which is how floors are safe from holders without new blocks as well.
         """
 
     def append(self, sequence_id: int, token_id: int, /) -> int:

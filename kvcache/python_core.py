@@ -16,7 +16,6 @@ from kvcache.errors import (
     ConservationError,
     DuplicateSequenceError,
     InvalidArgumentError,
-    OutOfBlocksError,
     UnknownSequenceError,
 )
 from kvcache.events import Run
@@ -163,7 +162,7 @@ class PythonCore:
             raise InvalidArgumentError("group", group, f"{owner}, the group of the namespace")
         hits = self._store.index.path(namespace, tokens.tobytes(), blocks, end)
         new_blocks = -(-int(tokens.size) // self._block_tokens) - len(hits)
-        self._require_obtainable(new_blocks, group, hits)
+        self._store.require_room(new_blocks, group, hits, HolderKind(kind))
 
         holder = Holder(
             holder_id=sequence_id,
@@ -191,7 +190,7 @@ class PythonCore:
             raise InvalidArgumentError("token_id", token_id, "an int32 number")
         holder = self._holder(sequence_id)
         if len(holder.tokens) == len(holder.table) * self._block_tokens:
-            if self._store.obtainable(holder.group, []) == 0:
+            if self._store.obtainable(holder.group) == 0:
                 return 1
             holder.table.extend(self._store.allocate(1, holder))
         holder.tokens.append(token_id)
@@ -240,7 +239,7 @@ class PythonCore:
             raise InvalidArgumentError("computed_tokens", parent.computed_tokens, limit)
         full_blocks, rest_tokens = divmod(parent.computed_tokens, self._block_tokens)
         new_blocks = len(parent.table) - full_blocks
-        self._require_obtainable(new_blocks, parent.group, [])
+        self._store.require_room(new_blocks, parent.group, [], parent.kind)
 
         child = replace(parent, holder_id=child_id, tokens=parent.tokens[:], table=int32_array(b""))
         shared = parent.table[:full_blocks].tolist()
@@ -367,11 +366,6 @@ class PythonCore:
     def _require_new(self, holder_id: int) -> None:
         if holder_id in self._holders:
             raise DuplicateSequenceError(holder_id)
-
-    def _require_obtainable(self, count: int, group: int, hits: list[int]) -> None:
-        obtainable = self._store.obtainable(group, hits)
-        if count > obtainable:
-            raise OutOfBlocksError(count, obtainable)
 
     def _start(self, holder: Holder, held: list[int], new_blocks: int) -> None:
         """Makes a holder live that holds some blocks already."""

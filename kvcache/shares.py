@@ -46,8 +46,13 @@ class GroupShare(NamedTuple):
         quota = self.limits.quota_blocks
         return 0 if quota is None else max(0, self.charged + count - quota)
 
-    def holding(self, cached: int, expected: int) -> GroupShare:
-        """The share once so many of its blocks are in use that were cached and expected."""
+    def with_hits(self, cached: int, expected: int, *, in_use: bool) -> GroupShare:
+        """The share once somebody holds so many of its blocks that were cached and expected.
+
+        They are in use then, or else expected.
+        """
+        if not in_use:
+            return self._replace(cached=self.cached - cached, expected=self.expected + cached)
         return self._replace(
             in_use=self.in_use + cached + expected,
             cached=self.cached - cached,
@@ -55,14 +60,16 @@ class GroupShare(NamedTuple):
         )
 
 
+def spare_blocks(free: int, shares: Mapping[int, GroupShare], group: int) -> int:
+    """Blocks that can be had but for what the floors of other groups lack; may be negative."""
+    can_be_had = sum(share.cached + share.expected for share in shares.values())
+    lacking = sum(share.lacking for number, share in shares.items() if number != group)
+    return free + can_be_had - lacking
+
+
 def available_blocks(free: int, shares: Mapping[int, GroupShare], group: int) -> int:
     """Blocks that a group can have once no expectation is in the way."""
-    most = free
-    for number, share in shares.items():
-        most += share.cached + share.expected
-        if number != group:
-            most -= share.lacking
-    own = shares[group]
+    own, most = shares[group], spare_blocks(free, shares, group)
     if own.limits.quota_blocks is not None:
         most = min(most, own.limits.quota_blocks - own.in_use)
     return max(0, most)
@@ -75,10 +82,8 @@ def obtainable_blocks(free: int, shares: Mapping[int, GroupShare], group: int) -
     again: what they lack is left over, free or cached.
     """
     own = shares[group]
-    evictable = own.cached + sum(
-        share.takeable for number, share in shares.items() if number != group
-    )
-    most = min(available_blocks(free, shares, group), free + evictable)
+    others = (share.takeable for number, share in shares.items() if number != group)
+    most = min(available_blocks(free, shares, group), free + own.cached + sum(others))
     if own.limits.quota_blocks is not None:
         most = min(most, own.limits.quota_blocks - own.in_use - own.expected)
     return max(0, most)
