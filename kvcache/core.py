@@ -194,8 +194,8 @@ class CacheCore(Protocol):
         floors of other groups lack. Obtainable is the least of spare; of the free blocks, own
         cached ones and, of every other group, min(its cached, its charged - floor) where
         positive; and of quota - in use - expected; at least 0. OutOfBlocksError(new blocks,
-        obtainable) when there are more new blocks; or when spare is negative because hits
-        went into use, which is how floors are safe from holders without new blocks as well.
+        obtainable) when there are more new blocks; or when hits that were CACHED or EXPECTED go
+        into use and spare is negative: floors are safe from holders without new blocks as well.
         """
 
     def append(self, sequence_id: int, token_id: int, /) -> int:
