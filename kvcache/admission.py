@@ -1,9 +1,10 @@
-"""Typed answers to "may this sequence start now?", and the pure rule that gives them."""
+"""Typed answers to "may this sequence start now?", and the pure rules that give them."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,8 @@ class AdmissionPlan:
 
     request: AdmissionRequest
     match: tuple[int, int, int]  # see kvcache.core.PrefixMatch
+    partial: tuple[int, int]  # a block that agrees behind the match, and in how many tokens
+    group: int  # of the core, to which the tenant's blocks are charged
     version: int  # of the cache the match was made in
 
 
@@ -100,14 +103,41 @@ class NeverFits:
 Admission = Fits | NotNow | NeverFits
 
 
-def short_blocks(
-    *, new_blocks: int, evictable_hits: int, available: int, headroom: int, pool_is_idle: bool
-) -> int:
-    """How many blocks a sequence that needs `new_blocks` lacks now; 0 or less: none.
+def most_hits(token_ids: NDArray[np.int32], block_tokens: int) -> int:
+    """Blocks that may be hit: the last token is always computed, for its logits."""
+    return max(0, token_ids.size - 1) // block_tokens
 
-    `available` counts free and evictable blocks. The evictable ones among the sequence's own
-    hits are no source of new blocks: taking the hit makes them held. On an idle pool nobody
-    could use the headroom, and insisting on it would leave the sequence waiting for ever.
+
+class Available(NamedTuple):
+    """Blocks that a tenant can have now, by what bounds them; may be negative."""
+
+    pool_blocks: int  # held by nobody, or only expected
+    unowed_blocks: int  # of these, without what other tenants' floors still lack
+    quota_blocks: int  # that the tenant's quota leaves; as many as the pool has, without one
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a sequence wants of the available blocks.
+
+    The evictable ones among its hits are no source of new blocks: taking the hit makes them
+    held. The headroom is for the growth of others, so no quota has to leave it; and on an idle
+    pool, where nobody could use it, insisting on it would let the sequence wait for ever.
     """
-    reserve = 0 if pool_is_idle else headroom
-    return new_blocks + reserve - (available - evictable_hits)
+
+    new_blocks: int
+    evictable_hits: int
+    headroom_blocks: int  # 0 on an idle pool
+
+    def short_blocks(self, available: Available) -> int:
+        """How many blocks are lacking; 0 or less: none."""
+        taken = self.new_blocks + self.evictable_hits
+        unowed = taken + self.headroom_blocks - available.unowed_blocks
+        return max(unowed, taken - available.quota_blocks)
+
+    def shortage(self, available: Available) -> Shortage:
+        """What the lacking blocks are bounded by; if by several, the widest."""
+        wanted = self.new_blocks + self.evictable_hits + self.headroom_blocks
+        if wanted > available.pool_blocks:
+            return Shortage.POOL
+        return Shortage.FLOORS if wanted > available.unowed_blocks else Shortage.QUOTA

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from kvcache.errors import InvalidArgumentError, KVCacheError
 
-Blocks = NDArray[np.int32]
 Tokens = NDArray[np.int32]
 
 
@@ -50,7 +49,15 @@ class Cleared:
     namespace: bytes | None
 
 
-CacheEvent = Stored | Removed | Cleared
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Blocks have new ids, (old, new) each; also such as are not in the index."""
+
+    number: int
+    moves: tuple[tuple[int, int], ...]
+
+
+CacheEvent = Stored | Removed | Cleared | Moved
 
 
 class IndexListener(Protocol):
@@ -108,7 +115,10 @@ class ReplicaError(KVCacheError):
 
 
 class EventLog:
-    """The last `capacity` events. Numbers count from 1 and have no holes."""
+    """The last `capacity` events. Numbers count from 1 and have no holes.
+
+    An `IndexListener`.
+    """
 
     def __init__(self, capacity: int = 65_536) -> None:
         if capacity < 1:
@@ -117,19 +127,23 @@ class EventLog:
         self.last_number = 0
 
     def stored(
-        self, namespace: bytes, parent: int | None, blocks: Blocks, token_ids: Tokens
+        self,
+        namespace: bytes,
+        parent: int | None,
+        blocks: Sequence[int],
+        token_ids: Sequence[int],
     ) -> None:
-        """Notes new blocks."""
-        ids = tuple(blocks.tolist()), tuple(token_ids.tolist())
+        ids = tuple(blocks), tuple(token_ids)
         self._events.append(Stored(self._next(), namespace, parent, *ids))
 
-    def removed(self, blocks: Blocks) -> None:
-        """Notes evicted blocks."""
-        self._events.append(Removed(self._next(), tuple(blocks.tolist())))
+    def removed(self, blocks: Sequence[int]) -> None:
+        self._events.append(Removed(self._next(), tuple(blocks)))
 
     def cleared(self, namespace: bytes | None) -> None:
-        """Notes a flush."""
         self._events.append(Cleared(self._next(), namespace))
+
+    def moved(self, moves: Sequence[tuple[int, int]]) -> None:
+        self._events.append(Moved(self._next(), tuple(moves)))
 
     def since(self, after: int) -> tuple[CacheEvent, ...]:
         """The events behind number `after`, oldest first.
@@ -195,6 +209,8 @@ class IndexReplica:
                     self._remove(block, event.number)
             case Cleared():
                 self._clear(event.namespace)
+            case Moved():
+                self._move(dict(event.moves), event.number)
         self.number = event.number
 
     def match(self, namespace: bytes, token_ids: Tokens) -> list[int]:
@@ -239,3 +255,22 @@ class IndexReplica:
             if namespace is None or entry.namespace == namespace:
                 del self._blocks[block], self._at[entry]
                 self._continuations.pop(block, None)
+
+    def _move(self, moves: dict[int, int], number: int) -> None:
+        if taken := set(moves.values()) & self._blocks.keys():
+            raise ReplicaError(number, f"block {min(taken)} is in the place of a moved one")
+        if not moves.keys() & self._blocks.keys():
+            return
+
+        def place(block: int) -> int:
+            return moves.get(block, block)
+
+        self._blocks = {
+            place(block): entry
+            if entry.parent is None
+            else ReplicaBlock(entry.namespace, place(entry.parent), entry.token_ids)
+            for block, entry in self._blocks.items()
+        }
+        self._at = {entry: block for block, entry in self._blocks.items()}
+        counts = self._continuations.items()
+        self._continuations = Counter({place(block): count for block, count in counts})

@@ -2,45 +2,68 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache.accounting import Accounting
 from kvcache.admission import (
+    SEQUENCE_ID_LIMIT,
     Admission,
-    AdmissionPlan,
     AdmissionRequest,
     Fits,
-    NeverFits,
     NotNow,
+    most_hits,
     require_tokens,
-    short_blocks,
 )
-from kvcache.core import NO_MATCH, CoreChoice, CoreCounts, HolderKind, PrefixMatch, create_core
+from kvcache.core import CoreChoice, CoreCounts, HolderKind, create_core
+from kvcache.core_time import FOR_EVER, CoreTime
 from kvcache.errors import (
     DuplicateSequenceError,
     InvalidArgumentError,
+    PoolInUseError,
     StalePlanError,
     UnknownSequenceError,
 )
-from kvcache.events import EventLog, IndexSnapshot, Stored
+from kvcache.events import EventLog, IndexListener, IndexSnapshot, Stored
 from kvcache.eviction import PolicyName
-from kvcache.stats import CacheStats, Counters, FlushResult, MissReason
+from kvcache.expectations import Expectations
+from kvcache.feed import IndexFeed
+from kvcache.figures import cache_stats
+from kvcache.fragmentation import Fragmentation, duplicate_blocks
+from kvcache.gate import Gate
+from kvcache.histograms import BlockHistograms
+from kvcache.holders import Holders
+from kvcache.leases import Leases, LoadLease, Pin, StoreLease
+from kvcache.memory import BlockMemory
+from kvcache.preemption import PreemptionMode
+from kvcache.room import Room
+from kvcache.stats import CacheStats, FlushResult, ResizeResult, TenantStats
+from kvcache.tenant_ledger import TenantLedger
+from kvcache.tenants import Tenants, TenantShare
 
-_REPORTED_HOLDERS = 8
 _MAX_BLOCKS = 2**31 - 1  # a block id is an int32
+_NO_TENANTS: Mapping[str, TenantShare] = MappingProxyType({})
 
 
 class CacheManager:
     """Blocks for sequences, with prefixes shared through an index.
 
-    `num_blocks` counts the null block 0. Not thread-safe: one scheduler owns it. Every
-    operation that changes something checks the conservation of blocks before it returns.
+    `num_blocks` counts the null block 0. Not thread-safe: one scheduler owns it. An operation
+    that raises has changed nothing; each that changes something checks the conservation of
+    blocks before it returns. Sequence ids are the caller's, below 2**62.
 
-    `policy` decides which cached blocks are evicted, see `kvcache.eviction`. `events` is told
-    of every change of the index, see `kvcache.events`. `core` chooses the machine underneath,
-    see `kvcache.core`; `core_name` tells which it is.
+    `policy` says which cached blocks are evicted first, see `kvcache.eviction`; `core` chooses
+    the machine underneath, see `kvcache.core`. `events` is the first listener. `memory` copies
+    contents between blocks; without it that is left to the caller after a fork or a resize,
+    and blocks that agree in part are not reused. With it they are, from `partial_reuse_tokens`
+    common tokens on (None: never). `tenants` have shares of their own, see `kvcache.tenants`.
+    `retention_ttl_seconds` says how long each retention level of requests lasts after the last
+    use. `clock` gives seconds, for all deadlines.
     """
 
     def __init__(
@@ -49,49 +72,61 @@ class CacheManager:
         block_tokens: int,
         *,
         policy: PolicyName = "reuse-aware",
-        events: EventLog | None = None,
         core: CoreChoice = "auto",
+        events: EventLog | None = None,
+        memory: BlockMemory | None = None,
+        tenants: Mapping[str, TenantShare] = _NO_TENANTS,
+        retention_ttl_seconds: Sequence[float | None] = FOR_EVER,
+        partial_reuse_tokens: int | None = 1,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if not 2 <= num_blocks <= _MAX_BLOCKS:
-            limit = f"at least 2 (the null block and one more) and at most {_MAX_BLOCKS}"
-            raise InvalidArgumentError("num_blocks", num_blocks, limit)
+        _require_blocks(num_blocks)
         if block_tokens < 1:
             raise InvalidArgumentError("block_tokens", block_tokens, "at least 1")
-        self.usable_blocks = num_blocks - 1  # all but the null block
+        if partial_reuse_tokens is not None and partial_reuse_tokens < 1:
+            limit = "at least 1, or None"
+            raise InvalidArgumentError("partial_reuse_tokens", partial_reuse_tokens, limit)
         self.block_tokens = block_tokens
-        self.core_name, self._core = create_core(
-            core, num_blocks, block_tokens, policy, record_events=events is not None
-        )
+        self._tenants = Tenants(tenants, num_blocks - 1)
+        self.core_name, self._core = create_core(core, num_blocks, block_tokens, policy)
+        self._tenants.install(self._core)
+        self._time = CoreTime(self._core, clock, retention_ttl_seconds)
+        self._memory = memory
         self._events = events
-        self._counters = Counters.zero()
+        self._feed = IndexFeed(self._core, memory)
+        if events is not None:
+            self._feed.add(events)
+        self._live: dict[int, AdmissionRequest] = {}
+        self._expectations = Expectations(self._core)
+        self._room = Room(self._core, num_blocks - 1, self._tenants, self._expectations)
+        copied_tokens = None if memory is None else partial_reuse_tokens
+        self._gate = Gate(self._core, block_tokens, self._room, copied_tokens)
+        self._holders = Holders(self._core, block_tokens)
+        self._leases = Leases(self._core, self._holders, self._room, clock)
+        self._accounting = Accounting(self._core, block_tokens)
+        self._ledger = TenantLedger(self._core, self._tenants)
 
     def __repr__(self) -> str:
         blocks = f"{self.usable_blocks} blocks of {self.block_tokens} tokens"
         return f"<CacheManager of {blocks}, {self.core_name} core>"
 
+    @property
+    def usable_blocks(self) -> int:
+        """All blocks but the null block."""
+        return self._room.usable_blocks
+
     # --- admission -----------------------------------------------------------
 
     def admit(self, request: AdmissionRequest) -> Admission:
-        """Whether the sequence can start now. Pure: changes nothing, counts nothing."""
-        needed = -(-request.token_ids.size // self.block_tokens)
-        if needed > self.usable_blocks:
-            limit_tokens = self.usable_blocks * self.block_tokens
-            return NeverFits(needed, self.usable_blocks, limit_tokens)
-        match = NO_MATCH
-        if request.use_cache:
-            match = self._match(request.namespace, request.token_ids)
-        hit_blocks, evictable_hits, _ = match
-        short = short_blocks(
-            new_blocks=needed - hit_blocks,
-            evictable_hits=evictable_hits,
-            available=self._core.available_blocks(0),
-            headroom=request.headroom_blocks,
-            pool_is_idle=self._core.live_sequences == 0,
-        )
-        if short > 0:
-            return NotNow(short, self._core.largest_holders(_REPORTED_HOLDERS))
-        plan = AdmissionPlan(request, match, self._core.version)
-        return Fits(hit_blocks * self.block_tokens, needed - hit_blocks, plan)
+        """Whether the sequence can start now.
+
+        Changes nothing and counts nothing; but where blocks are short, what is over by its
+        deadline is ended first. Raises InvalidArgumentError for the namespace of another tenant.
+        """
+        answer = self._gate.admit(request)
+        if isinstance(answer, NotNow) and self.expire():
+            return self._gate.admit(request)
+        return answer
 
     def begin(self, fits: Fits) -> int:
         """Starts the sequence: it holds its hits and new blocks for all of its tokens.
@@ -101,48 +136,67 @@ class CacheManager:
         DuplicateSequenceError if its id is live.
         """
         request = fits.plan.request
-        if self._core.is_live(request.sequence_id):
+        if request.sequence_id in self._live:
             raise DuplicateSequenceError(request.sequence_id)
+        self._time.expire_retention()
         if fits.plan.version != self._core.version:
-            answer = self.admit(request)
-            if not isinstance(answer, Fits):
-                short = answer.short_blocks if isinstance(answer, NotNow) else 0
-                raise StalePlanError(request.sequence_id, short)
-            fits = answer
-        match = fits.plan.match
-        self._count_lookup(request, match)
-        self._core.begin(
-            request.sequence_id,
-            request.namespace,
-            request.token_ids,
-            request.publish,
-            match,
-            not request.resumed,
-            HolderKind.SEQUENCE,
-            0,
-            0,
-        )
-        self._tell()
+            fits = self._renew(request)
+        self._accounting.looked_up(fits)
+        if self._tenants:
+            self._ledger.looked_up(fits)
+            with self._ledger.evictions_for(fits.plan.group):
+                fits = self._gate.start(fits)
+        else:
+            fits = self._gate.start(fits)
+        self._live[request.sequence_id] = request
+        if self._expectations:
+            self._expectations.end(request.sequence_id)
+        if fits.plan.partial[1]:
+            self._reuse_partial(fits)
+        elif self._feed:
+            self._feed.tell()
         return fits.cached_tokens
 
     def pending_prefix(self, request: AdmissionRequest) -> int:
-        """Leading tokens that another sequence's prefill is about to make available.
+        """Leading tokens that are about to become available: worth waiting for, if not 0.
 
-        Whole blocks, counted from the first token, of the prompt of a live sequence of the
-        namespace that publishes and has not computed its prompt yet; 0 if that is not more
-        than the index has now. While it is not 0 it pays to let the request wait.
+        Whole blocks, counted from the first token, of the prompt of a publishing sequence of
+        the namespace that has not computed it yet, or of a load; 0 if the index has as many.
         """
-        most = self._most_hits(request.token_ids)
+        most = most_hits(request.token_ids, self.block_tokens)
         if not request.use_cache or most == 0:
             return 0
-        common = self._core.pending_blocks(request.namespace, request.token_ids, most)
-        if common == 0 or common <= self._match(request.namespace, request.token_ids)[0]:
+        pending = self._core.pending_blocks(request.namespace, request.token_ids, most)
+        if not pending:
             return 0
-        return common * self.block_tokens
+        cached = self._core.match(request.namespace, request.token_ids, most)[0]
+        return pending * self.block_tokens if pending > cached else 0
 
     def lookup(self, namespace: bytes, token_ids: NDArray[np.int32]) -> int:
-        """Cached leading tokens that a request of `token_ids` would hit. Counts nothing."""
-        return self._match(namespace, require_tokens(token_ids))[0] * self.block_tokens
+        """Cached leading tokens, whole blocks, that a request would hit. Counts nothing."""
+        tokens = require_tokens(token_ids)
+        most = most_hits(tokens, self.block_tokens)
+        return self._core.match(namespace, tokens, most)[0] * self.block_tokens
+
+    def expect(self, request: AdmissionRequest) -> int:
+        """Keeps what a waiting request will hit, until it begins or blocks run out.
+
+        Answers the tokens kept. Then the newest expectations are let go first; a second call
+        for the same sequence makes a new one.
+        """
+        self._expectations.end_waiting(request.sequence_id)
+        group = self._room.group_of(request.tenant, request.namespace)
+        most = most_hits(request.token_ids, self.block_tokens) if request.use_cache else 0
+        holder_id, tokens = self._holders.hold_cached(
+            HolderKind.EXPECT, request.namespace, request.token_ids, most
+        )
+        if tokens:
+            self._expectations.add_waiting(request.sequence_id, holder_id, group)
+        return tokens
+
+    def unexpect(self, sequence_id: int) -> bool:
+        """Ends an expectation; False if there is none (any more)."""
+        return self._expectations.end_waiting(sequence_id)
 
     # --- a live sequence -----------------------------------------------------
 
@@ -151,9 +205,16 @@ class CacheManager:
 
         Answers 0, or the number of blocks missing; then nothing has changed.
         """
-        missing = self._core.append(sequence_id, token_id)
-        self._tell()
-        return missing
+        if self._tenants:
+            with self._ledger.evictions_for(self._group_of_live(sequence_id)):
+                short = self._core.append(sequence_id, token_id)
+        else:
+            short = self._core.append(sequence_id, token_id)
+        if short:
+            short = self._append_again(sequence_id, token_id)
+        if self._feed:
+            self._feed.tell()
+        return short
 
     def commit(self, sequence_id: int, computed_tokens: int) -> None:
         """K and V of the tokens [0, computed_tokens) are written.
@@ -163,7 +224,8 @@ class CacheManager:
         and its own copy is freed: read the table after every commit.
         """
         self._core.commit(sequence_id, computed_tokens)
-        self._tell()
+        if self._feed:
+            self._feed.tell()
 
     def block_table(self, sequence_id: int) -> NDArray[np.int32]:
         """The blocks of the sequence in order, read-only; void after the next change."""
@@ -177,6 +239,10 @@ class CacheManager:
         """Leading tokens whose K and V are written, cached ones included."""
         return self._core.computed_tokens(sequence_id)
 
+    def exclusive_blocks(self, sequence_id: int) -> int:
+        """Blocks of the sequence that nobody else holds: what preempting it frees."""
+        return self._core.exclusive_blocks(sequence_id)
+
     def recompute_tokens(self, sequence_id: int) -> int:
         """Tokens to compute again if the sequence is preempted and what it alone holds evicted.
 
@@ -187,57 +253,176 @@ class CacheManager:
         shared = blocks - self._core.exclusive_blocks(sequence_id)
         return max(0, tokens - shared * self.block_tokens)
 
-    def exclusive_blocks(self, sequence_id: int) -> int:
-        """Blocks that nobody else holds, its last ones: what preempting it frees."""
-        return self._core.exclusive_blocks(sequence_id)
+    def fork(self, parent_id: int, child_id: int) -> None:
+        """Starts a sequence with the tokens and the progress of another, for n > 1 or beams.
+
+        They share the full computed blocks; what the last one has computed is copied at once.
+        Raises UnknownSequenceError, DuplicateSequenceError, InvalidArgumentError when more than
+        the parent's last token is not computed, and OutOfBlocksError.
+        """
+        if not 0 <= child_id < SEQUENCE_ID_LIMIT:
+            raise InvalidArgumentError("child_id", child_id, f"from 0 to {SEQUENCE_ID_LIMIT - 1}")
+        parent = self._live_request(parent_id)
+        group = self._tenants.group_of(parent.tenant)
+        copy = self._room.make(group, lambda: self._core.fork(parent_id, child_id))
+        self._live[child_id] = replace(parent, sequence_id=child_id)
+        self._accounting.forks += 1
+        self._feed.tell([] if copy is None else [copy])
 
     def release(self, sequence_id: int) -> bool:
         """Ends the sequence: published blocks become evictable, the others free.
 
         False if the id is not live; so a second release does nothing.
         """
-        return self._core.release(sequence_id)
+        if self._live.pop(sequence_id, None) is None:
+            return False
+        self._core.release(sequence_id)
+        self._time.note()
+        return True
 
-    def preempt(self, sequence_id: int) -> None:
-        """Takes all blocks back, to be given to others; the sequence may be admitted again."""
-        if not self._core.release(sequence_id):
-            raise UnknownSequenceError(sequence_id)
-        self._counters.preemptions += 1
+    def preempt(self, sequence_id: int, *, keep_blocks: int = 0, swapped: bool = False) -> None:
+        """Takes the blocks back, to be given to others; the sequence may be admitted again.
+
+        With `keep_blocks` only the tail is taken: as many of its leading published blocks are
+        expected (see `expect`) until it begins again, and are the last that are let go when
+        blocks run out. `swapped` says, for the statistics, that contents are kept elsewhere.
+        Raises UnknownSequenceError for an id that is not live.
+        """
+        request = self._live_request(sequence_id)
+        if keep_blocks < 0:
+            raise InvalidArgumentError("keep_blocks", keep_blocks, "at least 0")
+        is_kept = keep_blocks > 0 and self._keep_prefix(request, keep_blocks)
+        mode = PreemptionMode.TRIM if is_kept else PreemptionMode.RECOMPUTE
+        if swapped:
+            mode = PreemptionMode.SWAP
+        self._accounting.preempted(request, mode, self._core.computed_tokens(sequence_id))
+        self.release(sequence_id)
+
+    def forget(self, sequence_id: int) -> None:
+        """A waiting or preempted sequence will not begin: nothing is kept for it any more."""
+        self._expectations.end(sequence_id)
+        self._accounting.forget(sequence_id)
+
+    # --- pins and transfers --------------------------------------------------
+
+    def pin(self, namespace: bytes, token_ids: NDArray[np.int32], seconds: float) -> Pin:
+        """Keeps the cached part of a prefix, whole blocks, from eviction for so long.
+
+        A prefix of which nothing is cached gives a pin of 0 tokens, which is over at once.
+        """
+        return self._leases.pin(namespace, require_tokens(token_ids), seconds)
+
+    def unpin(self, pin_id: int) -> bool:
+        """Ends a pin; False if it is over already."""
+        return self._leases.end(pin_id, HolderKind.PIN)
+
+    def begin_load(
+        self, namespace: bytes, token_ids: NDArray[np.int32], seconds: float, tenant: str = ""
+    ) -> LoadLease | None:
+        """Takes blocks to be filled from outside, behind what is cached of a prefix.
+
+        Whole blocks; a rest of the tokens is left out. None when all is cached or blocks are
+        short. Raises InvalidArgumentError for the namespace of another tenant.
+        """
+        lease = self._leases.begin_load(namespace, require_tokens(token_ids), seconds, tenant)
+        self._feed.tell()
+        return lease
+
+    def finish_load(self, lease_id: int, loaded_tokens: int) -> bool:
+        """Ends a load. The first `loaded_tokens` of its prefix, cached ones included, are there.
+
+        Their full blocks are published, and cached from then on, unless the namespace was
+        flushed meanwhile. 0: nothing came. False if the lease is over; so a late or a second
+        completion does nothing. Raises InvalidArgumentError for more tokens than the lease has.
+        """
+        finished = self._leases.finish_load(lease_id, loaded_tokens)
+        self._feed.tell()
+        return finished
+
+    def begin_store(
+        self, namespace: bytes, token_ids: NDArray[np.int32], seconds: float
+    ) -> StoreLease | None:
+        """Keeps the cached part of a prefix while it is copied out; None: nothing is cached."""
+        return self._leases.begin_store(namespace, require_tokens(token_ids), seconds)
+
+    def end_lease(self, lease_id: int) -> bool:
+        """Ends a store, or gives a load up; False if it is over already."""
+        return self._leases.end(lease_id, HolderKind.LOAD, HolderKind.STORE)
+
+    def expire(self) -> int:
+        """Ends the pins and leases whose deadline has passed; answers how many.
+
+        Call it in every step. Admission does so by itself when blocks are short.
+        """
+        self._time.expire_retention()
+        return self._leases.expire()
 
     # --- the whole -----------------------------------------------------------
+
+    def add_listener(self, listener: IndexListener) -> None:
+        """Tells it of every change of the index from now on."""
+        self._feed.add(listener)
 
     def flush(self, namespace: bytes | None) -> FlushResult:
         """Forgets what is cached in a namespace (None: in all).
 
-        Live sequences keep their blocks, and publish nothing from now on: what they compute
-        rests on what was forgotten.
+        Whoever holds blocks keeps them, and publishes nothing from now on: what is computed
+        behind them rests on what was forgotten.
         """
         result = FlushResult(*self._core.flush(namespace))
-        self._tell()
+        self._accounting.flushed(namespace)
+        self._feed.tell()
         return result
+
+    def resize(self, num_blocks: int) -> ResizeResult:
+        """Makes the pool larger, or smaller: blocks in use move out of its tail.
+
+        Give the memory more blocks before it grows, and fewer after it has shrunk. Cached and
+        expected blocks are given up as needed. Read every block table and `blocks` of a lease
+        again. Raises PoolInUseError when what is in use does not fit, and InvalidArgumentError
+        below the floors of the tenants; then nothing has changed.
+        """
+        _require_blocks(num_blocks)
+        usable_blocks = num_blocks - 1
+        self._tenants.require_fit(usable_blocks)
+        self._leases.expire()
+        before = CoreCounts(*self._core.counts())
+        in_use = self.usable_blocks - before.free - before.cached - before.expected
+        if in_use > usable_blocks:
+            raise PoolInUseError(usable_blocks, in_use)
+        while in_use + CoreCounts(*self._core.counts()).expected > usable_blocks:
+            self._expectations.drop_one()
+        moves = self._core.resize(num_blocks)
+        self._room.usable_blocks = usable_blocks
+        self._feed.tell(moves)
+        return ResizeResult(
+            num_blocks, len(moves), CoreCounts(*self._core.counts()).evicted - before.evicted
+        )
+
+    def set_share(self, tenant: str, share: TenantShare) -> None:
+        """Gives a tenant that the manager was made with another share, in force at once."""
+        self._tenants.change(self._core, tenant, share, self.usable_blocks)
 
     def stats(self) -> CacheStats:
         """Figures of this moment, O(1)."""
-        core, counters = CoreCounts(*self._core.counts()), self._counters
-        return CacheStats(
-            total=self.usable_blocks,
-            free=core.free,
-            cached=core.cached,
-            held=core.held,
-            pinned=core.pinned,
-            in_flight=core.loading + core.storing,
-            reserved=core.reserved,
-            shared=core.shared,
-            live_sequences=core.live_sequences,
-            lookup_tokens=counters.lookup_tokens,
-            hit_tokens=counters.hit_tokens,
-            resumed_hit_tokens=counters.resumed_hit_tokens,
-            deduplicated_blocks=core.deduplicated,
-            evicted_blocks=core.evicted,
-            regretted_tokens=counters.regretted_tokens,
-            preemptions=counters.preemptions,
-            misses=MappingProxyType(counters.misses.copy()),
-        )
+        self._time.take_samples()
+        parts = self._accounting, self._leases, self._expectations
+        return cache_stats(self._core, self.usable_blocks, *parts)
+
+    def tenant_stats(self, tenant: str) -> TenantStats:
+        """Figures of one tenant; those without a share are one together."""
+        return self._ledger.stats(tenant)
+
+    def histograms(self) -> BlockHistograms:
+        """How long blocks live, idle and wait to be hit again, from one block in 64."""
+        return self._time.histograms()
+
+    def fragmentation(self) -> Fragmentation:
+        """Memory that holds nothing, or holds something twice. O(tokens of live sequences)."""
+        live = [(number, request.namespace) for number, request in self._live.items()]
+        duplicates = duplicate_blocks(self._core, live, self.block_tokens)
+        block_bytes = None if self._memory is None else self._memory.read(1).nbytes
+        return Fragmentation.of(self.stats(), duplicates, self.block_tokens, block_bytes)
 
     def snapshot(self) -> IndexSnapshot:
         """The whole index as of the last event, O(number of its tokens)."""
@@ -249,55 +434,58 @@ class CacheManager:
         self._core.check()
 
     def audit(self) -> None:
-        """Full check of pool, index and sequences against each other, O(everything)."""
+        """Full check of pool, index and holders against each other, O(everything)."""
         self._core.audit()
 
     # --- mechanism -----------------------------------------------------------
 
-    def _tell(self) -> None:
-        """Passes on what has happened to the index."""
-        if self._events is None:
-            return
-        for event in self._core.drain_events():
-            match event:
-                case "stored", namespace, parent, blocks, tokens:
-                    self._events.stored(
-                        namespace, parent, np.array(blocks, np.int32), np.array(tokens, np.int32)
-                    )
-                case "removed", removed:
-                    self._events.removed(np.array(removed, np.int32))
-                case "cleared", cleared:
-                    self._events.cleared(cleared)
+    def _renew(self, request: AdmissionRequest) -> Fits:
+        answer = self.admit(request)
+        if not isinstance(answer, Fits):
+            short = answer.short_blocks if isinstance(answer, NotNow) else 0
+            raise StalePlanError(request.sequence_id, short)
+        return answer
 
-    def _most_hits(self, token_ids: NDArray[np.int32]) -> int:
-        """Blocks that may be hit: the last token is always computed, for its logits."""
-        return max(0, token_ids.size - 1) // self.block_tokens
+    def _live_request(self, sequence_id: int) -> AdmissionRequest:
+        try:
+            return self._live[sequence_id]
+        except KeyError:
+            raise UnknownSequenceError(sequence_id) from None
 
-    def _match(self, namespace: bytes, token_ids: NDArray[np.int32]) -> PrefixMatch:
-        return self._core.match(namespace, token_ids, self._most_hits(token_ids))
+    def _group_of_live(self, sequence_id: int) -> int:
+        return self._tenants.group_of(self._live_request(sequence_id).tenant)
 
-    def _count_lookup(self, request: AdmissionRequest, match: PrefixMatch) -> None:
-        counters = self._counters
-        hit_blocks = match[0]
-        if request.resumed:
-            counters.resumed_hit_tokens += hit_blocks * self.block_tokens
-            return
-        if not request.use_cache:
-            counters.misses[MissReason.DISABLED] += 1
-            return
-        counters.lookup_tokens += request.token_ids.size
-        counters.hit_tokens += hit_blocks * self.block_tokens
-        most = self._most_hits(request.token_ids)
-        if most == 0:
-            counters.misses[MissReason.TOO_SHORT] += 1
-        elif hit_blocks < most:
-            counters.misses[self._miss_reason(request, match, most)] += 1
+    def _append_again(self, sequence_id: int, token_id: int) -> int:
+        """Lets go of what can be let go until an append that was short is not."""
+        self.expire()
+        group = self._group_of_live(sequence_id)
+        while short := self._core.append(sequence_id, token_id):
+            if not self._room.drop_expectation(group):
+                break
+        return short
 
-    def _miss_reason(self, request: AdmissionRequest, match: PrefixMatch, most: int) -> MissReason:
-        forgotten = self._core.forgotten_blocks(request.namespace, request.token_ids, match, most)
-        if forgotten:
-            self._counters.regretted_tokens += forgotten * self.block_tokens
-            return MissReason.EVICTED
-        if self._core.begins_elsewhere(request.namespace, request.token_ids):
-            return MissReason.NAMESPACE
-        return MissReason.DIVERGED
+    def _keep_prefix(self, request: AdmissionRequest, keep_blocks: int) -> bool:
+        """Leaves an expectation of a live sequence's leading blocks, as far as they are shared."""
+        sequence_id = request.sequence_id
+        tokens = np.frombuffer(self._core.tokens(sequence_id), np.int32)
+        published, _, last = self._core.match(request.namespace, tokens, keep_blocks)
+        if not published or self.block_table(sequence_id)[published - 1] != last:
+            return False  # computed beside what the index has
+        group = self._tenants.group_of(request.tenant)
+        kept = HolderKind.EXPECT, request.namespace, tokens, published
+        holder_id, _ = self._holders.hold_cached(*kept)
+        self._expectations.add_trimmed(sequence_id, holder_id, group)
+        return True
+
+    def _reuse_partial(self, fits: Fits) -> None:
+        """Copies the block that agrees in part to the first new one."""
+        sequence_id, hit_blocks = fits.plan.request.sequence_id, fits.plan.match[0]
+        source, _ = fits.plan.partial
+        self._feed.tell([(source, int(self.block_table(sequence_id)[hit_blocks]))])
+        self._core.commit(sequence_id, fits.cached_tokens)
+
+
+def _require_blocks(num_blocks: int) -> None:
+    if not 2 <= num_blocks <= _MAX_BLOCKS:
+        limit = f"at least 2 (the null block and one more) and at most {_MAX_BLOCKS}"
+        raise InvalidArgumentError("num_blocks", num_blocks, limit)

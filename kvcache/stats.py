@@ -6,6 +6,8 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvcache.preemption import PreemptionMode
+
 
 class MissReason(enum.Enum):
     """Why a lookup found less than it could have; one reason a lookup."""
@@ -17,31 +19,67 @@ class MissReason(enum.Enum):
     DISABLED = "disabled"  # the request asked not to use the cache
 
 
+class RecomputeCause(enum.Enum):
+    """Why tokens are computed that were computed before."""
+
+    TRIM = "trim"  # preempted, the tail was taken
+    SWAP = "swap"  # preempted, and not all was swapped in again
+    RECOMPUTE = "recompute"  # preempted as a whole
+    EVICTION = "eviction"  # evicted not long before they were asked for
+    FLUSH = "flush"  # flushed while the sequence was preempted
+
+
 @dataclass(frozen=True, slots=True)
 class CacheStats:
     """Gauges are of this moment, counters since the start. Blocks, unless named otherwise.
 
-    free + cached + held + pinned + in_flight = total, the null block left out. `free` and
-    `cached` together are available.
+    free + cached + expected + held + pinned + loading + storing = total, the null block left
+    out. The first three together are available.
     """
 
     total: int
     free: int
     cached: int  # in the index, held by nobody
-    held: int
+    expected: int  # as cached, but a request that waits is going to hit them
+    held: int  # by sequences
     pinned: int
-    in_flight: int  # loading or storing
+    loading: int
+    storing: int
     reserved: int  # entries of block tables without a computed token yet
     shared: int  # with two or more holders
+    stranded_blocks: int  # free, below one that is not: no end of the pool to give back
     live_sequences: int
+    slack_tokens: int  # slots of held blocks that no token of their sequence has taken yet
     lookup_tokens: int  # of admitted sequences that used the cache and were not resumed
     hit_tokens: int  # of these, found
+    partial_hit_tokens: int  # found in a block that agrees in part, by a copy; part of the hits
     resumed_hit_tokens: int  # found by sequences that came back after a preemption
     deduplicated_blocks: int  # computed twice, kept once
     evicted_blocks: int
     regretted_tokens: int  # evicted and then asked for again
     preemptions: int
+    forks: int
+    dropped_expectations: int  # let go for want of blocks
+    expired_pins: int
+    expired_loads: int
+    expired_stores: int
+    late_completions: int  # of loads whose lease was over
     misses: Mapping[MissReason, int]
+    preemptions_by_mode: Mapping[PreemptionMode, int]
+    recompute_tokens: Mapping[RecomputeCause, int]
+
+
+@dataclass(frozen=True, slots=True)
+class TenantStats:
+    """As CacheStats, for one tenant; for one without a share, of all such together."""
+
+    in_use: int
+    cached: int  # expected ones included
+    floor_blocks: int
+    quota_blocks: int | None
+    lookup_tokens: int
+    hit_tokens: int
+    evicted_for_others: int  # blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,22 +97,3 @@ class ResizeResult:
     num_blocks: int  # now, the null block included
     moved_blocks: int  # went from the tail of the pool to lower ids
     evicted_blocks: int  # cached ones, to make the others fit
-
-
-@dataclass(slots=True)
-class Counters:
-    """The counting half of CacheStats."""
-
-    lookup_tokens: int
-    hit_tokens: int
-    resumed_hit_tokens: int
-    deduplicated_blocks: int
-    evicted_blocks: int
-    regretted_tokens: int
-    preemptions: int
-    misses: dict[MissReason, int]
-
-    @classmethod
-    def zero(cls) -> Counters:
-        """All counters exist from the start."""
-        return cls(0, 0, 0, 0, 0, 0, 0, dict.fromkeys(MissReason, 0))

@@ -282,7 +282,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert stats.shared == sum(len(holders) >= 2 for holders in held.values())
         assert stats.cached == len(cached)
         assert stats.free == self.usable - len(held) - len(cached)
-        assert stats.pinned == stats.in_flight == 0
+        assert stats.pinned == stats.loading == stats.storing == 0
         assert stats.live_sequences == len(self.live)
         assert stats.reserved == sum(
             self.manager.block_table(sequence_id).size - -(-mirror.computed // self.size)

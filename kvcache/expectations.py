@@ -1,0 +1,67 @@
+"""Cached blocks that somebody is going to hit: kept as long as blocks last.
+
+Two kinds. The hits of a request that waits for admission (queue-informed eviction), and the
+prefix that was left to a preempted sequence when its tail was trimmed. Both are holders of kind
+EXPECT: their blocks count as available, and are let go, in the order of `drop_one`, when they
+are all that is left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvcache.core import CacheCore
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    holder_id: int
+    group: int
+
+
+class Expectations:
+    """The holders of a core for sequences that are to come, by the id of the sequence."""
+
+    def __init__(self, core: CacheCore) -> None:
+        self._core = core
+        self._waiting: dict[int, _Entry] = {}  # in order of age
+        self._trimmed: dict[int, _Entry] = {}  # in order of age
+        self.dropped = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting or self._trimmed)
+
+    def add_waiting(self, sequence_id: int, holder_id: int, group: int) -> None:
+        """Takes charge of the hits of a waiting request."""
+        self._waiting[sequence_id] = _Entry(holder_id, group)
+
+    def add_trimmed(self, sequence_id: int, holder_id: int, group: int) -> None:
+        """Takes charge of what a preempted sequence keeps."""
+        self._trimmed[sequence_id] = _Entry(holder_id, group)
+
+    def end_waiting(self, sequence_id: int) -> bool:
+        """Lets go of the hits of a waiting request; False if nothing was kept."""
+        return self._end(self._waiting, sequence_id)
+
+    def end(self, sequence_id: int) -> None:
+        """Lets go of all that is kept for a sequence."""
+        self._end(self._waiting, sequence_id)
+        self._end(self._trimmed, sequence_id)
+
+    def drop_one(self, may_drop: Callable[[int], bool] | None = None) -> bool:
+        """Lets go of the least urgent one (of a group that may); False if there is none.
+
+        The newest request comes last to its turn, so its hits go first. The prefixes of trimmed
+        sequences go after all of these, that of the last trimmed first.
+        """
+        for entries in (self._waiting, self._trimmed):
+            for sequence_id in reversed(entries):
+                if may_drop is None or may_drop(entries[sequence_id].group):
+                    self.dropped += 1
+                    return self._end(entries, sequence_id)
+        return False
+
+    def _end(self, entries: dict[int, _Entry], sequence_id: int) -> bool:
+        entry = entries.pop(sequence_id, None)
+        return entry is not None and self._core.release(entry.holder_id)

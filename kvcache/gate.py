@@ -1,0 +1,93 @@
+"""Lets sequences in: finds what they hit, judges whether they fit, starts them."""
+
+from __future__ import annotations
+
+from kvcache.admission import (
+    Admission,
+    AdmissionPlan,
+    AdmissionRequest,
+    Fits,
+    Need,
+    NeverFits,
+    NotNow,
+    most_hits,
+)
+from kvcache.core import NO_MATCH, CacheCore, HolderKind, PrefixMatch
+from kvcache.errors import OutOfBlocksError
+from kvcache.room import Room
+
+_REPORTED_HOLDERS = 8
+_NO_PARTIAL = (0, 0)
+
+
+class Gate:
+    """The way of sequences into a core.
+
+    `partial_tokens` is how many tokens of a block must agree to make a copy worth it; None: no
+    copies.
+    """
+
+    def __init__(
+        self, core: CacheCore, block_tokens: int, room: Room, partial_tokens: int | None
+    ) -> None:
+        self._core = core
+        self._block_tokens = block_tokens
+        self._room = room
+        self._partial_tokens = partial_tokens
+
+    def admit(self, request: AdmissionRequest) -> Admission:
+        """Whether the sequence fits, now or ever. Pure."""
+        core, room, token_ids = self._core, self._room, request.token_ids
+        needed = -(-token_ids.size // self._block_tokens)
+        group = room.group_of(request.tenant, request.namespace)
+        limit = room.limit_blocks(group)
+        if needed > limit:
+            return NeverFits(needed, room.usable_blocks, limit * self._block_tokens)
+        match, partial = NO_MATCH, _NO_PARTIAL
+        if request.use_cache:
+            most = most_hits(token_ids, self._block_tokens)
+            match = core.match(request.namespace, token_ids, most)
+            partial = self._partial_match(request, match)
+        hit_blocks, evictable_hits, _ = match
+        headroom = request.headroom_blocks if core.live_sequences else 0
+        need = Need(needed - hit_blocks, evictable_hits, headroom)
+        available = room.available(group)
+        short = need.short_blocks(available)
+        if short > 0:
+            holders = core.largest_holders(_REPORTED_HOLDERS)
+            return NotNow(short, holders, need.shortage(available))
+        cached_tokens = hit_blocks * self._block_tokens + partial[1]
+        plan = AdmissionPlan(request, match, partial, group, core.version)
+        return Fits(cached_tokens, needed - hit_blocks, plan)
+
+    def start(self, fits: Fits) -> Fits:
+        """Lets a sequence with a fresh plan hold its blocks; answers the plan that was used."""
+        while True:
+            plan = fits.plan
+            request = plan.request
+            try:
+                self._core.begin(
+                    request.sequence_id,
+                    request.namespace,
+                    request.token_ids,
+                    request.publish,
+                    plan.match,
+                    not request.resumed,
+                    HolderKind.SEQUENCE,
+                    plan.group,
+                    request.retention,
+                )
+            except OutOfBlocksError:
+                if not self._room.drop_expectation(plan.group):
+                    raise
+                again = self.admit(request)  # a match is void after every change
+                assert isinstance(again, Fits), "expected blocks were counted as available"
+                fits = again
+            else:
+                return fits
+
+    def _partial_match(self, request: AdmissionRequest, match: PrefixMatch) -> tuple[int, int]:
+        if self._partial_tokens is None:
+            return _NO_PARTIAL
+        partial = self._core.partial_match(request.namespace, request.token_ids, match)
+        return partial if partial[1] >= self._partial_tokens else _NO_PARTIAL
