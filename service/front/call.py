@@ -77,6 +77,7 @@ def sequence_specs(
             use_prefix_cache=not call.skip_lookup,
             publish_blocks=not call.skip_insert,
             arrival_seconds=arrival_seconds,
+            tenant=call.tenant,
         )
         for index, sequence_id in enumerate(sequence_ids)
     ]
