@@ -187,6 +187,13 @@ class TestHowItIsTaken:
         slow = only_victim(planned(candidate(1), rates=SLOW_COPY, **arguments))
         assert slow.mode is PreemptionMode.RECOMPUTE
 
+    def test_shared_blocks_are_not_swapped(self) -> None:
+        sharer = candidate(1, shared_blocks=2)
+        plan = planned(sharer, short_blocks=5, rates=measured(copy=1e6), host_free_blocks=6)
+        victim = only_victim(plan)
+        assert (victim.mode, victim.host_blocks) == (PreemptionMode.SWAP, 4)
+        assert victim.cost_seconds == pytest.approx(2 * 4 * 1000 / 1e6 + 4 / 1000)
+
     def test_a_trim_of_little_beats_a_swap_of_all(self) -> None:
         victim = only_victim(planned(candidate(1), rates=measured(), host_free_blocks=100))
         assert victim.mode is PreemptionMode.TRIM
@@ -233,6 +240,14 @@ class TestSeveralVictims:
             PreemptionMode.RECOMPUTE,
             PreemptionMode.TRIM,
         ]
+
+    def test_the_last_admitted_go_where_that_is_cheaper_than_the_best_price_per_block(self) -> None:
+        trio = [
+            VictimCandidate(1, 0, 1, True, 2, 2, computed_tokens=24, reusable=True),
+            VictimCandidate(2, 0, 2, True, 5, 1, computed_tokens=0, reusable=False),
+            VictimCandidate(3, 0, 3, True, 1, 1, computed_tokens=16, reusable=True),
+        ]
+        assert sorted(victims(planned(*trio, short_blocks=2))) == [2, 3]
 
     def test_few_victims_are_taken_where_stopping_one_costs_more_than_its_tokens(self) -> None:
         small = [candidate(i, computed_tokens=1) for i in range(1, 5)]  # a token each to lose
