@@ -11,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvcache.core import CacheCore
+import numpy as np
+from numpy.typing import NDArray
+
+from kvcache.admission import AdmissionRequest, most_hits
+from kvcache.core import CacheCore, HolderKind
+from kvcache.holders import Holders
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +28,9 @@ class _Entry:
 class Expectations:
     """The holders of a core for sequences that are to come, by the id of the sequence."""
 
-    def __init__(self, core: CacheCore) -> None:
+    def __init__(self, core: CacheCore, holders: Holders) -> None:
         self._core = core
+        self._holders = holders
         self._waiting: dict[int, _Entry] = {}  # in order of age
         self._trimmed: dict[int, _Entry] = {}  # in order of age
         self.dropped = 0
@@ -32,13 +38,26 @@ class Expectations:
     def __bool__(self) -> bool:
         return bool(self._waiting or self._trimmed)
 
-    def add_waiting(self, sequence_id: int, holder_id: int, group: int) -> None:
-        """Takes charge of the hits of a waiting request."""
-        self._waiting[sequence_id] = _Entry(holder_id, group)
+    def expect(self, request: AdmissionRequest, group: int) -> int:
+        """Keeps the hits of a waiting request; answers their tokens."""
+        self.end_waiting(request.sequence_id)
+        if not request.use_cache:
+            return 0
+        most = most_hits(request.token_ids, self._holders.block_tokens)
+        return self._keep(self._waiting, request, group, request.token_ids, most)
 
-    def add_trimmed(self, sequence_id: int, holder_id: int, group: int) -> None:
-        """Takes charge of what a preempted sequence keeps."""
-        self._trimmed[sequence_id] = _Entry(holder_id, group)
+    def trim(self, request: AdmissionRequest, group: int, keep_blocks: int) -> bool:
+        """Keeps the leading blocks of a live sequence, as far as they are those of the index.
+
+        They stay expected when the sequence is released. False if there are none.
+        """
+        sequence_id = request.sequence_id
+        tokens = np.frombuffer(self._core.tokens(sequence_id), np.int32)
+        table = np.frombuffer(self._core.block_table(sequence_id), np.int32)
+        blocks, _, last = self._core.match(request.namespace, tokens, keep_blocks)
+        if blocks == 0 or table[blocks - 1] != last:
+            return False  # the index has others of the same tokens
+        return self._keep(self._trimmed, request, group, tokens, blocks) > 0
 
     def end_waiting(self, sequence_id: int) -> bool:
         """Lets go of the hits of a waiting request; False if nothing was kept."""
@@ -61,6 +80,21 @@ class Expectations:
                     self.dropped += 1
                     return self._end(entries, sequence_id)
         return False
+
+    def _keep(
+        self,
+        entries: dict[int, _Entry],
+        request: AdmissionRequest,
+        group: int,
+        tokens: NDArray[np.int32],
+        most_blocks: int,
+    ) -> int:
+        holder_id, held_tokens = self._holders.hold_cached(
+            HolderKind.EXPECT, request.namespace, tokens, most_blocks
+        )
+        if held_tokens:
+            entries[request.sequence_id] = _Entry(holder_id, group)
+        return held_tokens
 
     def _end(self, entries: dict[int, _Entry], sequence_id: int) -> bool:
         entry = entries.pop(sequence_id, None)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from kvcache.accounting import Accounting
 from kvcache.admission import (
     Admission,
     AdmissionPlan,
@@ -13,8 +16,9 @@ from kvcache.admission import (
     most_hits,
 )
 from kvcache.core import NO_MATCH, CacheCore, HolderKind, PrefixMatch
-from kvcache.errors import OutOfBlocksError
+from kvcache.errors import OutOfBlocksError, StalePlanError
 from kvcache.room import Room
+from kvcache.tenant_ledger import TenantLedger
 
 _REPORTED_HOLDERS = 8
 _NO_PARTIAL = (0, 0)
@@ -23,20 +27,51 @@ _NO_PARTIAL = (0, 0)
 class Gate:
     """The way of sequences into a core.
 
-    `partial_tokens` is how many tokens of a block must agree to make a copy worth it; None: no
-    copies.
+    `copied_tokens` is how many tokens of a block must agree to make a copy worth it; None: no
+    copies. `expire` ends what is over by its deadline, and answers how much that was.
     """
 
     def __init__(
-        self, core: CacheCore, block_tokens: int, room: Room, partial_tokens: int | None
+        self,
+        core: CacheCore,
+        block_tokens: int,
+        room: Room,
+        accounting: Accounting,
+        ledger: TenantLedger,
+        *,
+        copied_tokens: int | None,
+        expire: Callable[[], int],
     ) -> None:
         self._core = core
         self._block_tokens = block_tokens
         self._room = room
-        self._partial_tokens = partial_tokens
+        self._accounting = accounting
+        self._ledger = ledger
+        self._copied_tokens = copied_tokens
+        self._expire = expire
 
     def admit(self, request: AdmissionRequest) -> Admission:
-        """Whether the sequence fits, now or ever. Pure."""
+        """Whether the sequence fits, now or ever; see CacheManager."""
+        answer = self._judge(request)
+        if isinstance(answer, NotNow) and self._expire():
+            return self._judge(request)
+        return answer
+
+    def begin(self, fits: Fits) -> Fits:
+        """Lets the sequence hold its blocks, and counts its hits; answers the plan that was used.
+
+        Raises StalePlanError.
+        """
+        if fits.plan.version != self._core.version:
+            fits = self._renewed(fits.plan.request)
+        self._accounting.looked_up(fits)
+        if not self._ledger:
+            return self._start(fits)
+        self._ledger.looked_up(fits)
+        with self._ledger.evictions_for(fits.plan.group):
+            return self._start(fits)
+
+    def _judge(self, request: AdmissionRequest) -> Admission:
         core, room, token_ids = self._core, self._room, request.token_ids
         needed = -(-token_ids.size // self._block_tokens)
         group = room.group_of(request.tenant, request.namespace)
@@ -60,8 +95,15 @@ class Gate:
         plan = AdmissionPlan(request, match, partial, group, core.version)
         return Fits(cached_tokens, needed - hit_blocks, plan)
 
-    def start(self, fits: Fits) -> Fits:
-        """Lets a sequence with a fresh plan hold its blocks; answers the plan that was used."""
+    def _renewed(self, request: AdmissionRequest) -> Fits:
+        answer = self.admit(request)
+        if not isinstance(answer, Fits):
+            short = answer.short_blocks if isinstance(answer, NotNow) else 0
+            raise StalePlanError(request.sequence_id, short)
+        return answer
+
+    def _start(self, fits: Fits) -> Fits:
+        """Begins in the core, letting go of what is expected as needed."""
         while True:
             plan = fits.plan
             request = plan.request
@@ -80,14 +122,12 @@ class Gate:
             except OutOfBlocksError:
                 if not self._room.drop_expectation(plan.group):
                     raise
-                again = self.admit(request)  # a match is void after every change
-                assert isinstance(again, Fits), "expected blocks were counted as available"
-                fits = again
+                fits = self._renewed(request)  # a match is void after every change
             else:
                 return fits
 
     def _partial_match(self, request: AdmissionRequest, match: PrefixMatch) -> tuple[int, int]:
-        if self._partial_tokens is None:
+        if self._copied_tokens is None:
             return _NO_PARTIAL
         partial = self._core.partial_match(request.namespace, request.token_ids, match)
-        return partial if partial[1] >= self._partial_tokens else _NO_PARTIAL
+        return partial if partial[1] >= self._copied_tokens else _NO_PARTIAL

@@ -16,7 +16,6 @@ from kvcache.admission import (
     Admission,
     AdmissionRequest,
     Fits,
-    NotNow,
     most_hits,
     require_tokens,
 )
@@ -26,7 +25,6 @@ from kvcache.errors import (
     DuplicateSequenceError,
     InvalidArgumentError,
     PoolInUseError,
-    StalePlanError,
     UnknownSequenceError,
 )
 from kvcache.events import EventLog, IndexListener, IndexSnapshot, Stored
@@ -97,14 +95,21 @@ class CacheManager:
         if events is not None:
             self._feed.add(events)
         self._live: dict[int, AdmissionRequest] = {}
-        self._expectations = Expectations(self._core)
+        holders = Holders(self._core, block_tokens)
+        self._expectations = Expectations(self._core, holders)
         self._room = Room(self._core, num_blocks - 1, self._tenants, self._expectations)
-        copied_tokens = None if memory is None else partial_reuse_tokens
-        self._gate = Gate(self._core, block_tokens, self._room, copied_tokens)
-        self._holders = Holders(self._core, block_tokens)
-        self._leases = Leases(self._core, self._holders, self._room, clock)
+        self._leases = Leases(self._core, holders, self._room, clock)
         self._accounting = Accounting(self._core, block_tokens)
         self._ledger = TenantLedger(self._core, self._tenants)
+        self._gate = Gate(
+            self._core,
+            block_tokens,
+            self._room,
+            self._accounting,
+            self._ledger,
+            copied_tokens=None if memory is None else partial_reuse_tokens,
+            expire=self.expire,
+        )
 
     def __repr__(self) -> str:
         blocks = f"{self.usable_blocks} blocks of {self.block_tokens} tokens"
@@ -123,10 +128,7 @@ class CacheManager:
         Changes nothing and counts nothing; but where blocks are short, what is over by its
         deadline is ended first. Raises InvalidArgumentError for the namespace of another tenant.
         """
-        answer = self._gate.admit(request)
-        if isinstance(answer, NotNow) and self.expire():
-            return self._gate.admit(request)
-        return answer
+        return self._gate.admit(request)
 
     def begin(self, fits: Fits) -> int:
         """Starts the sequence: it holds its hits and new blocks for all of its tokens.
@@ -139,15 +141,7 @@ class CacheManager:
         if request.sequence_id in self._live:
             raise DuplicateSequenceError(request.sequence_id)
         self._time.expire_retention()
-        if fits.plan.version != self._core.version:
-            fits = self._renew(request)
-        self._accounting.looked_up(fits)
-        if self._tenants:
-            self._ledger.looked_up(fits)
-            with self._ledger.evictions_for(fits.plan.group):
-                fits = self._gate.start(fits)
-        else:
-            fits = self._gate.start(fits)
+        fits = self._gate.begin(fits)
         self._live[request.sequence_id] = request
         if self._expectations:
             self._expectations.end(request.sequence_id)
@@ -184,15 +178,8 @@ class CacheManager:
         Answers the tokens kept. Then the newest expectations are let go first; a second call
         for the same sequence makes a new one.
         """
-        self._expectations.end_waiting(request.sequence_id)
         group = self._room.group_of(request.tenant, request.namespace)
-        most = most_hits(request.token_ids, self.block_tokens) if request.use_cache else 0
-        holder_id, tokens = self._holders.hold_cached(
-            HolderKind.EXPECT, request.namespace, request.token_ids, most
-        )
-        if tokens:
-            self._expectations.add_waiting(request.sequence_id, holder_id, group)
-        return tokens
+        return self._expectations.expect(request, group)
 
     def unexpect(self, sequence_id: int) -> bool:
         """Ends an expectation; False if there is none (any more)."""
@@ -206,12 +193,11 @@ class CacheManager:
         Answers 0, or the number of blocks missing; then nothing has changed.
         """
         if self._tenants:
-            with self._ledger.evictions_for(self._group_of_live(sequence_id)):
-                short = self._core.append(sequence_id, token_id)
+            short = self._append_counted(sequence_id, token_id)
         else:
             short = self._core.append(sequence_id, token_id)
         if short:
-            short = self._append_again(sequence_id, token_id)
+            short = self._append_after_drops(sequence_id, token_id)
         if self._feed:
             self._feed.tell()
         return short
@@ -291,7 +277,8 @@ class CacheManager:
         request = self._live_request(sequence_id)
         if keep_blocks < 0:
             raise InvalidArgumentError("keep_blocks", keep_blocks, "at least 0")
-        is_kept = keep_blocks > 0 and self._keep_prefix(request, keep_blocks)
+        group = self._tenants.group_of(request.tenant)
+        is_kept = keep_blocks > 0 and self._expectations.trim(request, group, keep_blocks)
         mode = PreemptionMode.TRIM if is_kept else PreemptionMode.RECOMPUTE
         if swapped:
             mode = PreemptionMode.SWAP
@@ -439,43 +426,30 @@ class CacheManager:
 
     # --- mechanism -----------------------------------------------------------
 
-    def _renew(self, request: AdmissionRequest) -> Fits:
-        answer = self.admit(request)
-        if not isinstance(answer, Fits):
-            short = answer.short_blocks if isinstance(answer, NotNow) else 0
-            raise StalePlanError(request.sequence_id, short)
-        return answer
-
     def _live_request(self, sequence_id: int) -> AdmissionRequest:
         try:
             return self._live[sequence_id]
         except KeyError:
             raise UnknownSequenceError(sequence_id) from None
 
-    def _group_of_live(self, sequence_id: int) -> int:
-        return self._tenants.group_of(self._live_request(sequence_id).tenant)
+    def _append_counted(self, sequence_id: int, token_id: int) -> int:
+        if self._core.num_tokens(sequence_id) % self.block_tokens:
+            return self._core.append(sequence_id, token_id)
+        with self._ledger.evictions_for(self._group_of_live(sequence_id)):
+            return self._core.append(sequence_id, token_id)
 
-    def _append_again(self, sequence_id: int, token_id: int) -> int:
+    def _append_after_drops(self, sequence_id: int, token_id: int) -> int:
         """Lets go of what can be let go until an append that was short is not."""
         self.expire()
         group = self._group_of_live(sequence_id)
-        while short := self._core.append(sequence_id, token_id):
-            if not self._room.drop_expectation(group):
-                break
+        with self._ledger.evictions_for(group):
+            while short := self._core.append(sequence_id, token_id):
+                if not self._room.drop_expectation(group):
+                    break
         return short
 
-    def _keep_prefix(self, request: AdmissionRequest, keep_blocks: int) -> bool:
-        """Leaves an expectation of a live sequence's leading blocks, as far as they are shared."""
-        sequence_id = request.sequence_id
-        tokens = np.frombuffer(self._core.tokens(sequence_id), np.int32)
-        published, _, last = self._core.match(request.namespace, tokens, keep_blocks)
-        if not published or self.block_table(sequence_id)[published - 1] != last:
-            return False  # computed beside what the index has
-        group = self._tenants.group_of(request.tenant)
-        kept = HolderKind.EXPECT, request.namespace, tokens, published
-        holder_id, _ = self._holders.hold_cached(*kept)
-        self._expectations.add_trimmed(sequence_id, holder_id, group)
-        return True
+    def _group_of_live(self, sequence_id: int) -> int:
+        return self._tenants.group_of(self._live_request(sequence_id).tenant)
 
     def _reuse_partial(self, fits: Fits) -> None:
         """Copies the block that agrees in part to the first new one."""
