@@ -213,7 +213,12 @@ class HostTier:
         """Whether all of these can be here at once, with what has to be kept."""
         entries = (self._find(key) for key in keys)
         new = sum(1 for entry in entries if entry is None or not entry.is_kept)
-        return new <= len(self._free) + len(self._evictable)
+        return new <= self.room_blocks
+
+    @property
+    def room_blocks(self) -> int:
+        """Blocks that can be put: free slots, and those whose blocks can be evicted."""
+        return len(self._free) + len(self._evictable)
 
     def keys_by_use(self) -> list[BlockKey]:
         """Keys of the evictable blocks, the most recently used first."""

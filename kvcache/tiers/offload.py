@@ -131,6 +131,11 @@ class Offload:
 
     # --- swapping ------------------------------------------------------------
 
+    @property
+    def host_room_blocks(self) -> int:
+        """Blocks that can be swapped out now, those that the host has already not counted."""
+        return self._host.room_blocks
+
     def swap_out(self, sequence_id: int) -> int:
         """Copies the computed blocks of a running sequence to the host and keeps them there.
 
