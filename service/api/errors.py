@@ -22,6 +22,7 @@ from service.front.events import (
     AbortedByAdmin,
     Draining,
     DuplicateRequestId,
+    EngineCrashedByRequest,
     EngineLost,
     ExceedsCapacity,
     ModelFailed,
@@ -213,6 +214,17 @@ FAULTS: dict[type[Exception], _Describe] = {
     Draining: lambda _: _DRAINING,
     NotReady: lambda _: _NOT_READY,
     EngineLost: _engine_lost,
+    # Not ABORTED: the same request would kill the next engine too.
+    EngineCrashedByRequest: lambda error: Fault(
+        grpc.StatusCode.INTERNAL,
+        "ENGINE_CRASHED_BY_REQUEST",
+        f"the engine died {error.engine_deaths} times while it computed this request; "
+        "do not send it again, report the request id",
+        {
+            "engine_deaths": str(error.engine_deaths),
+            "tokens_sent": str(error.tokens_sent),
+        },
+    ),
     ModelFailed: lambda _: INTERNAL,
     AbortedByAdmin: lambda error: Fault(
         grpc.StatusCode.CANCELLED,

@@ -223,7 +223,8 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         int,
         about(
             "Life cycle",
-            "Restarts within restart_window_seconds after which the server gives up; 0: at once.",
+            "Restarts within restart_window_seconds after which the server gives up, if no engine "
+            "has computed a token since; 0: at once.",
             "restarts",
             ge=0,
             le=1000,

@@ -6,7 +6,6 @@ import asyncio
 import enum
 import itertools
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -32,10 +31,19 @@ from service.engine.messages import (
     StepReport,
     Submit,
 )
+from service.front.engine_death import EngineDeath
 from service.front.engine_totals import EngineTotals
-from service.front.events import EngineLost, ExceedsCapacity, ModelFailed, NotReady
+from service.front.events import (
+    EngineCrashedByRequest,
+    EngineLost,
+    ExceedsCapacity,
+    ModelFailed,
+    NotReady,
+)
 from service.front.journal import Journal
+from service.front.quarantine import Conviction, Quarantine
 from service.front.request import LiveRequest
+from service.front.restart import EngineLife
 from service.front.supervisor import Supervisor
 
 # For an engine that starts again to take the size of the pool that was in force: it is empty.
@@ -72,8 +80,8 @@ class DispatchObserver(Protocol):
 class Dispatcher:
     """Keeps the journal and sends each open sequence once to each engine.
 
-    A request waits in the submission queue while there is no engine, or while the engine
-    does not read; there it can be cancelled without the engine hearing of it.
+    A request waits while there is no engine, while the engine does not read, or while the
+    quarantine keeps it back; it can be cancelled then without the engine hearing of it.
     """
 
     def __init__(
@@ -83,7 +91,7 @@ class Dispatcher:
         self._supervisor = Supervisor(settings, self, command)
         self._journal = Journal()
         self._requests: dict[LiveRequest, None] = {}  # not over, in order of arrival
-        self._queue: deque[LiveRequest] = deque()  # not submitted to the present engine
+        self._quarantine: Quarantine[LiveRequest] = Quarantine()  # of the same requests
         self._in_engine: dict[int, LiveRequest] = {}  # by sequence
         self._call_ids = itertools.count()
         self._calls: dict[int, asyncio.Future[Flushed | LookedUp | Resized]] = {}
@@ -119,8 +127,8 @@ class Dispatcher:
         for spec in specs:
             self._journal.open(spec)
         self._requests[request] = None
-        self._queue.append(request)
-        self._submit_queue()
+        self._quarantine.add(request)
+        self._submit_waiting()
 
     def end_sequences(self, request: LiveRequest, sequence_ids: Sequence[int]) -> None:
         """The front ended these candidates; the engine frees their blocks within a step.
@@ -130,15 +138,13 @@ class Dispatcher:
         running = self._abort(sequence_ids)
         request.settle([i for i in sequence_ids if i not in running])
         if request.over:
-            self._requests.pop(request, None)
+            self._release(request)
+            self._submit_waiting()
 
     def forget(self, request: LiveRequest) -> None:
         """Nobody wants anything of this request any more. Idempotent."""
-        self._requests.pop(request, None)
-        sequence_ids = [candidate.sequence_id for candidate in request.candidates]
-        self._abort(sequence_ids)
-        for sequence_id in sequence_ids:
-            self._in_engine.pop(sequence_id, None)
+        self._drop(request)
+        self._submit_waiting()
 
     async def flush(self, namespace: bytes | None) -> Flushed:
         """Drops cached blocks. Raises NotReady without an engine, or when it dies."""
@@ -173,18 +179,30 @@ class Dispatcher:
         self.ready = ready
         self._restore_pool(ready)
         self._set_state(EngineState.READY)
-        self._submit_queue()
+        self._submit_waiting()
 
     def engine_writable(self) -> None:
-        self._submit_queue()
+        self._submit_waiting()
 
-    def engine_lost(self) -> None:
+    def engine_died(self, death: EngineDeath) -> EngineLife:
         self._drop_engine()
+        inquest = self._quarantine.died(crashed=death.crashed)
+        _log.warning(
+            "engine death examined",
+            crashed=death.crashed,
+            in_flight=inquest.in_flight,
+            suspects=inquest.suspects,
+            life=inquest.life.value,
+        )
+        if inquest.conviction is not None:
+            self._fail_convicted(inquest.conviction)
+        return inquest.life
+
+    def engine_restarting(self) -> None:
         if self.state is EngineState.READY:
             self._set_state(EngineState.RESTARTING)
 
     def engine_failed(self, cause: str) -> None:
-        self._drop_engine()
         self._fail_all()
         self.failure = cause
         self._set_state(EngineState.FAILED)
@@ -216,14 +234,28 @@ class Dispatcher:
             call_id = next(self._call_ids)  # nobody waits for the answer
             self._supervisor.send(Resize(call_id, blocks, ShrinkPolicy.PREEMPT, _RESTORE_SECONDS))
 
-    def _submit_queue(self) -> None:
-        while self._queue and self._supervisor.writable:
-            request = self._queue.popleft()
+    def _submit_waiting(self) -> None:
+        while self._supervisor.writable:
+            request = self._quarantine.next_entrant()
+            if request is None:
+                return
             sequence_ids = request.open_sequences
-            if request not in self._requests or not sequence_ids:
-                continue
+            self._quarantine.enter(request, sequence_ids)
             self._in_engine.update(dict.fromkeys(sequence_ids, request))
             self._supervisor.send(Submit([self._journal.submission(i) for i in sequence_ids]))
+
+    def _drop(self, request: LiveRequest) -> None:
+        """The engine shall compute nothing of it any more."""
+        self._release(request)
+        sequence_ids = [candidate.sequence_id for candidate in request.candidates]
+        self._abort(sequence_ids)
+        for sequence_id in sequence_ids:
+            self._in_engine.pop(sequence_id, None)
+
+    def _release(self, request: LiveRequest) -> None:
+        """It is over, or about to be."""
+        self._requests.pop(request, None)
+        self._quarantine.remove(request)
 
     def _abort(self, sequence_ids: Iterable[int]) -> set[int]:
         """Closes the record of the sequences; answers those that the engine has to end."""
@@ -236,6 +268,7 @@ class Dispatcher:
 
     def _step(self, report: StepReport) -> None:
         now_seconds = time.monotonic()
+        self._quarantine.stepped()
         touched: dict[LiveRequest, None] = {}
         matched: list[int] = []
         for started in report.started:
@@ -249,6 +282,7 @@ class Dispatcher:
         for output in report.outputs:
             request = self._in_engine.get(output.sequence_id)
             if request is not None:
+                self._quarantine.progressed(output.sequence_id)
                 self._journal.record(output.sequence_id, output.token_ids)
                 if request.output(output, now_seconds):
                     matched.append(output.sequence_id)
@@ -256,24 +290,28 @@ class Dispatcher:
         for finished in report.finished:
             request = self._in_engine.pop(finished.sequence_id, None)
             if request is not None:
+                self._quarantine.progressed(finished.sequence_id)
                 self._journal.close(finished.sequence_id)
                 request.finished(finished)
                 touched[request] = None
         for refused in report.refused:
             request = self._in_engine.pop(refused.sequence_id, None)
             if request is not None:
+                self._quarantine.progressed(refused.sequence_id)
                 self._refuse(request, refused)
                 touched[request] = None
         for failed in report.failed:
             request = self._in_engine.pop(failed.sequence_id, None)
             if request is not None:
+                self._quarantine.progressed(failed.sequence_id)
                 self._fail(request, failed)
                 touched[request] = None
         self._abort(matched)
         for request in touched:
             if request.over:
-                self._requests.pop(request, None)
+                self._release(request)
         self._observer.requests_progressed(touched, now_seconds)
+        self._submit_waiting()
 
     def _refuse(self, request: LiveRequest, refused: Refused) -> None:
         request.fail(
@@ -284,16 +322,32 @@ class Dispatcher:
                 limit_tokens=refused.limit_tokens,
             )
         )
-        self.forget(request)
+        self._drop(request)
 
     def _fail(self, request: LiveRequest, failed: Failed) -> None:
         request_id, tenant = request.call.request_id, request.call.tenant
         _log.error("model failed", request_id=request_id, tenant=tenant, cause=failed.cause)
         request.fail(ModelFailed())
-        self.forget(request)
+        self._drop(request)
+
+    def _fail_convicted(self, conviction: Conviction[LiveRequest]) -> None:
+        request = conviction.request
+        _log.error(
+            "request kills engines",
+            request_id=request.call.request_id,
+            tenant=request.call.tenant,
+            engine_deaths=conviction.deaths,
+            prompt_tokens=request.account.prompt_tokens,
+            output_tokens=request.output_tokens,
+        )
+        request.fail(
+            EngineCrashedByRequest(engine_deaths=conviction.deaths, tokens_sent=request.sent_tokens)
+        )
+        self._drop(request)
+        self._observer.requests_progressed([request], time.monotonic())
 
     def _drop_engine(self) -> None:
-        """The engine is gone: what it knew goes back to the queue, oldest request first."""
+        """The engine is gone with what it had left to say."""
         self._fail_calls()
         self.totals.engine_lost()
         self._in_engine.clear()
@@ -301,17 +355,15 @@ class Dispatcher:
         for request in list(self._requests):
             request.settle_finished()
             if request.over:
-                del self._requests[request]
+                self._release(request)
                 settled.append(request)
-        self._queue = deque(self._requests)
         self._observer.requests_progressed(settled, time.monotonic())
 
     def _fail_all(self) -> None:
         requests = list(self._requests)
         for request in requests:
-            sent_tokens = request.output_tokens - request.unsent_tokens
-            request.fail(EngineLost(tokens_sent=sent_tokens))
-            self.forget(request)
+            request.fail(EngineLost(tokens_sent=request.sent_tokens))
+            self._drop(request)
         self._observer.requests_progressed(requests, time.monotonic())
 
     def _fail_calls(self) -> None:

@@ -131,6 +131,14 @@ class EngineLost(RequestError):
 
 
 @dataclass(slots=True)
+class EngineCrashedByRequest(RequestError):
+    """The request killed each engine that computed it, and is not computed again."""
+
+    engine_deaths: int
+    tokens_sent: int
+
+
+@dataclass(slots=True)
 class ModelFailed(RequestError):
     """The model could not compute a token of this request; other requests are not touched."""
 

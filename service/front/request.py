@@ -98,6 +98,11 @@ class LiveRequest:
         """Tokens received, up to the stop of each candidate."""
         return sum(candidate.output_tokens for candidate in self.candidates)
 
+    @property
+    def sent_tokens(self) -> int:
+        """Tokens that the reader has taken."""
+        return self.output_tokens - self.unsent_tokens
+
     # --- the engine's side ---
 
     def started(self, started: SequenceStarted) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import socket
 import sys
 import time
@@ -23,9 +22,10 @@ from service.engine.messages import (
     StartFailed,
     ToEngine,
 )
+from service.front.engine_death import EngineDeath, engine_death
 from service.front.engine_process import EngineProcess
 from service.front.link import EngineLink
-from service.front.restart import RestartPolicy
+from service.front.restart import EngineLife, RestartPolicy
 from service.front.silence import SilenceWatch
 
 ENGINE_COMMAND = (sys.executable, "-m", "service.engine")
@@ -52,11 +52,14 @@ class EngineListener(Protocol):
     def engine_writable(self) -> None:
         """The engine reads again after `Supervisor.writable` was false."""
 
-    def engine_lost(self) -> None:
-        """The engine is gone with all that it knew; another one will be started."""
+    def engine_died(self, death: EngineDeath) -> EngineLife:
+        """The engine is gone with all that it knew; answers what it was good for."""
+
+    def engine_restarting(self) -> None:
+        """Another engine will be started."""
 
     def engine_failed(self, cause: str) -> None:
-        """The engine is gone and no other one will be started."""
+        """No other engine will be started."""
 
 
 class Supervisor:
@@ -119,25 +122,26 @@ class Supervisor:
 
     async def _supervise(self) -> None:
         while True:
-            cause = await self._run_engine()
+            death = await self._run_engine()
             if self._stopping:
                 return
+            life = self._listener.engine_died(death)
             if self._cause is not None and not self._ever_ready:
                 _log.error("engine cannot start", cause=self._cause)
                 self._listener.engine_failed(self._cause)
                 return
-            delay_seconds = self._policy.next_delay(time.monotonic())
+            delay_seconds = self._policy.next_delay(time.monotonic(), life)
             if delay_seconds is None:
-                _log.error("engine given up", cause=cause, restarts=self.restarts)
-                self._listener.engine_failed(f"the engine died too often; last: {cause}")
+                _log.error("engine given up", cause=death.cause, restarts=self.restarts)
+                self._listener.engine_failed(f"the engine died too often; last: {death.cause}")
                 return
             self.restarts += 1
-            _log.error("engine died", cause=cause, restart_in_seconds=delay_seconds)
-            self._listener.engine_lost()
+            _log.error("engine died", cause=death.cause, restart_in_seconds=delay_seconds)
+            self._listener.engine_restarting()
             await asyncio.sleep(delay_seconds)
 
-    async def _run_engine(self) -> str:
-        """Starts one engine, stays until it is gone and reaped, and answers why it went."""
+    async def _run_engine(self) -> EngineDeath:
+        """Starts one engine, stays until it is gone and reaped, and answers how it went."""
         self._cause = None
         ours, theirs = socket.socketpair()
         with theirs:
@@ -146,7 +150,8 @@ class Supervisor:
                 process = EngineProcess(self._engine_command(theirs), theirs.fileno())
             except OSError as error:
                 link.close("never connected")
-                return f"the engine process cannot be started: {error}"
+                why = f"the engine process cannot be started: {error}"
+                return engine_death(why, None, killed_by_front=False)
         self._process = process
         limit_seconds = self._settings.engine_start_timeout_seconds
         self._silence.start(
@@ -164,11 +169,15 @@ class Supervisor:
             self._link = None
             self._silence.stop()
             link.close("the engine process ended")
+            killed_by_front = self._cause is not None or not process.exited.done()
             process.kill()
             await process.exited
             self._process = None
-        cause = self._cause or link.closed.result()
-        return f"{cause}; {_describe_exit(process.exited.result())}"
+        return engine_death(
+            self._cause or link.closed.result(),
+            process.exited.result(),
+            killed_by_front=killed_by_front,
+        )
 
     async def _connect(self, ours: socket.socket) -> EngineLink:
         ours.setblocking(False)
@@ -210,7 +219,3 @@ class Supervisor:
         self._cause = cause
         if self._process is not None:
             self._process.kill()
-
-
-def _describe_exit(status: int) -> str:
-    return f"exit status {status}" if status >= 0 else f"killed by {signal.Signals(-status).name}"

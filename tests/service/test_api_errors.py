@@ -26,6 +26,7 @@ from service.front.events import (
     Delta,
     Draining,
     DuplicateRequestId,
+    EngineCrashedByRequest,
     EngineLost,
     ExceedsCapacity,
     ModelFailed,
@@ -120,6 +121,14 @@ ROWS: list[tuple[Exception, grpc.StatusCode, str, dict[str, str], int | None, st
         None,
     ),
     (
+        EngineCrashedByRequest(engine_deaths=4, tokens_sent=7),
+        grpc.StatusCode.INTERNAL,
+        "ENGINE_CRASHED_BY_REQUEST",
+        {"engine_deaths": "4", "tokens_sent": "7"},
+        None,
+        None,
+    ),
+    (
         AbortedByAdmin(reason="node drain"),
         grpc.StatusCode.CANCELLED,
         "ABORTED_BY_ADMIN",
@@ -162,7 +171,7 @@ async def test_what_the_front_raises(
     assert (refusal.retry.retry_delay.ToMilliseconds() if refusal.retry else None) == retry_ms
     assert refusal.trailers.get("grpc-retry-pushback-ms") == pushback_ms
     assert refusal.trailers["x-request-id"] == "r1"
-    assert refusal.request_info is None
+    assert (refusal.request_info is not None) == (code is grpc.StatusCode.INTERNAL)
     assert [handle.closed for handle in server.front.handles] == (
         [] if moment == "admission" else [1]
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import signal
 from typing import Any
 
 import msgspec
@@ -16,10 +17,11 @@ from service.engine.messages import EngineStats, Finished, FinishReason, Samplin
 from service.engine.messages import SequenceSpec as Spec
 from service.front.accounting import Account
 from service.front.call import GenerationCall, candidate_seed, sequence_specs
+from service.front.engine_death import engine_death
 from service.front.engine_totals import EngineTotals
 from service.front.journal import Journal
 from service.front.pressure import PressureLevel, PressurePolicy, PressureReading, read_pressure
-from service.front.restart import RestartPolicy
+from service.front.restart import EngineLife, RestartPolicy
 from service.front.retry_hint import RetryHint
 from service.front.silence import SilenceWatch
 from service.front.stall import StallWatch
@@ -57,12 +59,48 @@ def test_journal_resubmits_what_was_received() -> None:
         journal.submission(1)
 
 
+NOTHING, EVIDENCE, PROGRESS = EngineLife.NOTHING, EngineLife.EVIDENCE, EngineLife.PROGRESS
+
+
 def test_restart_delays_double_up_to_the_bound_and_the_limit() -> None:
     policy = RestartPolicy(1.0, 5.0, limit=4, window_seconds=100.0)
-    assert [policy.next_delay(t) for t in (0, 1, 2, 3, 4)] == [1.0, 2.0, 4.0, 5.0, None]
-    assert policy.next_delay(99.9) is None
-    assert policy.next_delay(100.0) == 5.0  # the first one is forgotten
-    assert policy.next_delay(300.0) == 1.0
+    delays = [policy.next_delay(t, NOTHING) for t in (0, 1, 2, 3, 4)]
+    assert delays == [1.0, 2.0, 4.0, 5.0, None]
+    assert policy.next_delay(99.9, NOTHING) is None
+    assert policy.next_delay(100.0, NOTHING) == 5.0  # the first one is forgotten
+    assert policy.next_delay(300.0, NOTHING) == 1.0
+
+
+def test_a_search_is_no_crash_loop_and_progress_ends_one() -> None:
+    policy = RestartPolicy(1.0, 5.0, limit=2, window_seconds=100.0)
+    lives = (NOTHING, EVIDENCE, EVIDENCE, NOTHING, EVIDENCE, PROGRESS, NOTHING, NOTHING, NOTHING)
+    delays = [policy.next_delay(float(t), life) for t, life in enumerate(lives)]
+    assert delays == [1.0, 2.0, 2.0, 2.0, 4.0, 1.0, 1.0, 2.0, None]
+
+
+@pytest.mark.parametrize("life", EngineLife)
+def test_no_restarts_means_none(life: EngineLife) -> None:
+    assert RestartPolicy(1.0, 5.0, limit=0, window_seconds=100.0).next_delay(0.0, life) is None
+
+
+@pytest.mark.parametrize(
+    ("exit_status", "killed_by_front", "cause", "crashed"),
+    [
+        (0, False, "why; exit status 0", True),
+        (3, False, "why; exit status 3", True),
+        (-signal.SIGSEGV, False, "why; killed by SIGSEGV", True),
+        (-signal.SIGABRT, False, "why; killed by SIGABRT", True),
+        (-signal.SIGKILL, False, "why; killed by SIGKILL", False),
+        (-signal.SIGTERM, False, "why; killed by SIGTERM", False),
+        (-signal.SIGKILL, True, "why; killed by SIGKILL", True),
+        (None, False, "why", True),
+    ],
+)
+def test_who_killed_an_engine(
+    exit_status: int | None, killed_by_front: bool, cause: str, crashed: bool
+) -> None:
+    death = engine_death("why", exit_status, killed_by_front=killed_by_front)
+    assert (death.cause, death.crashed) == (cause, crashed)
 
 
 POLICY = PressurePolicy(elevated_share=0.75, high_share=0.9)
