@@ -1,6 +1,6 @@
-"""A paged KV cache manager: blocks, prefix sharing, admission, eviction.
+"""A paged KV cache manager: blocks, prefix sharing, admission, eviction, preemption, tiers.
 
-It deals in block numbers and token ids only; memory is an `Arena`, arithmetic is elsewhere.
+It deals in block numbers and token ids; memory is an `Arena`, arithmetic is elsewhere.
 
     >>> import numpy as np
     >>> from kvcache import AdmissionRequest, CacheManager, Fits
@@ -20,93 +20,50 @@ It deals in block numbers and token ids only; memory is an `Arena`, arithmetic i
     >>> manager.admit(AdmissionRequest(2, prompt, namespace=b""))
     Fits(cached_tokens=8, new_blocks=1)
 
-A scheduler asks `admit` (pure: Fits, NotNow or NeverFits), calls `begin`, then per step
-`append` and `commit`, and at the end `release`. When `append` is short of blocks,
-`plan_preemption` says whom to `preempt`, and how. `stats`, `check` and `audit` tell how things
-are; a violated rule raises one of the exceptions of `kvcache.errors` at the offender.
+A sequence     admit -> Fits | NotNow | NeverFits; begin; append and commit in every step;
+               fork; release. When `append` is short of blocks, `plan_preemption` says whom to
+               `preempt`, and how; `forget` one that will not come back.
+What is kept   lookup, pending_prefix; expect for a request that waits; pin until a deadline;
+               flush. Tenants have a TenantShare, requests a retention level.
+Transfers      begin_load and finish_load, begin_store and end_lease: leases with deadlines,
+               ended by expire. `kvcache.tiers` builds host, disk and remote tiers on them.
+The pool       resize; add_listener; snapshot and EventLog, for an IndexReplica elsewhere.
+Figures        stats, tenant_stats, histograms, fragmentation; check and audit.
 
-`kvcache.eviction` says what is evicted first, `kvcache.events` lets others follow the index,
+Counts are in blocks or tokens, times in seconds, sizes in bytes, as the names say. Whatever is
+refused raises one of the exceptions of `kvcache.errors`, with the facts as attributes, and has
+changed nothing. After Kwon et al., PagedAttention (arXiv:2309.06180): blocks, block tables,
+copy on write; and Zheng et al., RadixAttention (arXiv:2312.07104): the prefix index.
+
+`kvcache.eviction` says what is evicted first, `kvcache.preemption` who gives way,
 `kvcache.replay` plays recorded traces through the manager.
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from kvcache.admission import Admission, AdmissionRequest, Fits, NeverFits, NotNow
-    from kvcache.arena import Arena
-    from kvcache.events import EventLog, IndexReplica, IndexSnapshot
-    from kvcache.eviction import PolicyName
-    from kvcache.layout import KVDtype, KVLayout
-    from kvcache.manager import CacheManager
-    from kvcache.namespace import namespace_key
-    from kvcache.preemption import (
-        Preemption,
-        PreemptionMode,
-        PreemptionPlan,
-        VictimCandidate,
-        plan_preemption,
-    )
-    from kvcache.rates import PreemptionRates, RateMeter
-    from kvcache.stats import CacheStats, FlushResult, MissReason
-
-__all__ = [
-    "Admission",
-    "AdmissionRequest",
-    "Arena",
-    "CacheManager",
-    "CacheStats",
-    "EventLog",
-    "Fits",
-    "FlushResult",
-    "IndexReplica",
-    "IndexSnapshot",
-    "KVDtype",
-    "KVLayout",
-    "MissReason",
-    "NeverFits",
-    "NotNow",
-    "PolicyName",
-    "Preemption",
-    "PreemptionMode",
-    "PreemptionPlan",
-    "PreemptionRates",
-    "RateMeter",
-    "VictimCandidate",
-    "namespace_key",
-    "plan_preemption",
-]
-
-# Loaded on first use: a process that only names namespaces need not load numpy.
-_HOMES = {
-    "Admission": "admission",
-    "AdmissionRequest": "admission",
-    "Arena": "arena",
-    "CacheManager": "manager",
-    "CacheStats": "stats",
-    "EventLog": "events",
-    "Fits": "admission",
-    "FlushResult": "stats",
-    "IndexReplica": "events",
-    "IndexSnapshot": "events",
-    "KVDtype": "layout",
-    "KVLayout": "layout",
-    "MissReason": "stats",
-    "NeverFits": "admission",
-    "NotNow": "admission",
-    "PolicyName": "eviction",
-    "Preemption": "preemption",
-    "PreemptionMode": "preemption",
-    "PreemptionPlan": "preemption",
-    "PreemptionRates": "rates",
-    "RateMeter": "rates",
-    "VictimCandidate": "preemption",
-    "namespace_key": "namespace",
-    "plan_preemption": "preemption",
+_NAMES = {  # __init__.pyi is the same for type checkers
+    "admission": "Admission AdmissionRequest Fits NeverFits NotNow Shortage",
+    "arena": "Arena",
+    "events": "EventLog IndexListener IndexReplica IndexSnapshot",
+    "eviction": "PolicyName",
+    "fragmentation": "Fragmentation",
+    "histograms": "BlockHistograms Histogram",
+    "layout": "KVDtype KVLayout",
+    "leases": "LoadLease Pin StoreLease",
+    "manager": "CacheManager",
+    "memory": "ArenaMemory BlockMemory",
+    "namespace": "namespace_key",
+    "preemption": "Preemption PreemptionMode PreemptionPlan VictimCandidate plan_preemption",
+    "rates": "PreemptionRates RateMeter",
+    "stats": "CacheStats FlushResult MissReason RecomputeCause ResizeResult TenantStats",
+    "tenants": "TenantShare",
 }
+_HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> object:
+    """Loaded on first use: a process that only names namespaces need not load numpy."""
     if name not in _HOMES:
         raise AttributeError(f"module 'kvcache' has no attribute {name!r}")
     return getattr(import_module(f"kvcache.{_HOMES[name]}"), name)
