@@ -189,7 +189,7 @@ class FakeFront:
         self.log.append(f"memory {num_blocks} {policy.name} {limit_seconds:g}")
         if self.memory_error is not None:
             raise self.memory_error
-        return MemoryChange(40, num_blocks, preempted=2, pause_seconds=0.5)
+        return MemoryChange(40, num_blocks, preempted=2, elapsed_seconds=0.5)
 
     def watch(self) -> AsyncIterator[PressureLevel]:
         return self.pressure.changes()

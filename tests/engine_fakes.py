@@ -17,7 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache import Arena, CacheManager, KVDtype, KVLayout
+from kvcache.memory import ArenaMemory, BlockMemory
+from kvcache.tiers import Fingerprint
+from kvcache.tiers.offload import Offload
 from service.config import EngineSettings
+from service.engine.caching import make_manager
 from service.engine.core import EngineCore
 from service.engine.messages import (
     Finished,
@@ -139,6 +143,7 @@ class FakeBuilt:
     max_context_tokens: int
     vocab_size: int
     arena: Arena
+    fingerprint: Fingerprint
     model_version: str = "fake"
     weights_dtype: str = "none"
     kv_dtype: str = "float32"
@@ -165,6 +170,7 @@ def build_fake(
         max_context_tokens=settings.max_context_tokens or 4096,
         vocab_size=vocab_size,
         arena=runner.arena,
+        fingerprint=Fingerprint(weights="fake", rope="none", layout=runner.arena.layout),
     )
 
 
@@ -196,20 +202,26 @@ class EngineHarness:
         vocab_size: int = 256,
         max_context_tokens: int = 4096,
         max_blocks: int | None = None,
+        offload: Callable[[CacheManager, BlockMemory, Callable[[], float]], Offload] | None = None,
         **settings: Any,
     ) -> None:
         """`max_blocks`: what the pool can grow to, `blocks` unless given."""
         self.vocab_size = vocab_size
         self.max_context_tokens = max_context_tokens
         self.runner = FakeRunner(blocks + 1, block_tokens, vocab_size, (max_blocks or blocks) + 1)
-        self.manager = CacheManager(blocks + 1, block_tokens)
+        memory = ArenaMemory(self.runner.arena)
         self.now_seconds = 100.0
+        engine_settings = EngineSettings(block_tokens=block_tokens, **settings)
+        self.manager = make_manager(
+            engine_settings, blocks + 1, memory, clock=lambda: self.now_seconds
+        )
         self.core = EngineCore(
             self.runner,
             self.manager,
             self.runner.arena,
-            EngineSettings(block_tokens=block_tokens, **settings),
+            engine_settings,
             max_context_tokens,
+            offload=offload(self.manager, memory, lambda: self.now_seconds) if offload else None,
             clock=lambda: self.now_seconds,
         )
         self.reports: list[StepReport] = []
@@ -218,9 +230,9 @@ class EngineHarness:
         self._preempt = self.manager.preempt
         self.manager.preempt = self._note_preemption  # type: ignore[method-assign]
 
-    def _note_preemption(self, sequence_id: int) -> None:
+    def _note_preemption(self, sequence_id: int, **how: Any) -> None:
         self.preemptions.append((len(self.reports), sequence_id))
-        self._preempt(sequence_id)
+        self._preempt(sequence_id, **how)
 
     def step(self) -> StepReport:
         """One step, a second long; checks the manager from top to bottom afterwards."""

@@ -51,7 +51,7 @@ def memory_message(
     change: MemoryChange, before: FrontStats, after: FrontStats
 ) -> pb.SetMemoryUtilizationResponse:
     answer = pb.SetMemoryUtilizationResponse(
-        preempted_candidates=change.preempted, pause=duration(change.pause_seconds)
+        preempted_candidates=change.preempted, elapsed=duration(change.elapsed_seconds)
     )
     for message, stats, total in (
         (answer.before, before, change.before_blocks),

@@ -31,6 +31,7 @@ _COMMANDS = {
     "tokenize": "show the tokens of a text",
     "model": "show what a running server serves, with its limits",
     "stats": "show counters and KV cache use of a running server",
+    "memory": "grow or shrink the KV cache of a running server",
     "version": "print the version",
 }
 

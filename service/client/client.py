@@ -217,15 +217,30 @@ class PlimsollClient:
         self, *, timeout_seconds: float | None = None
     ) -> engine_admin_pb2.GetStatsResponse:
         """Counters and gauges of the engine, from the admin port."""
-        if self._admin_channel is None:
-            self._admin_channel = aio.insecure_channel(self._admin_target, options=_CHANNEL_OPTIONS)
-        stub = engine_admin_pb2_grpc.EngineAdminServiceStub(self._admin_channel)
-        metadata = self._connection.metadata
+        stub, metadata = self._admin_stub(), self._connection.metadata
         request = engine_admin_pb2.GetStatsRequest()
         return await self._connection.unary(
             lambda timeout: stub.GetStats(request, timeout=timeout, metadata=metadata),
             Deadline(timeout_seconds),
         )
+
+    async def set_memory(
+        self,
+        request: engine_admin_pb2.SetMemoryUtilizationRequest,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> engine_admin_pb2.SetMemoryUtilizationResponse:
+        """Grows or shrinks the KV cache, through the admin port; answers what is in force."""
+        stub, metadata = self._admin_stub(), self._connection.metadata
+        return await self._connection.unary(
+            lambda timeout: stub.SetMemoryUtilization(request, timeout=timeout, metadata=metadata),
+            Deadline(timeout_seconds),
+        )
+
+    def _admin_stub(self) -> engine_admin_pb2_grpc.EngineAdminServiceAsyncStub:
+        if self._admin_channel is None:
+            self._admin_channel = aio.insecure_channel(self._admin_target, options=_CHANNEL_OPTIONS)
+        return engine_admin_pb2_grpc.EngineAdminServiceStub(self._admin_channel)
 
     def _stream(
         self,

@@ -121,7 +121,7 @@ class Setting:
         if self.kind is bool:
             return _BOOLS[text.lower()]
         if self.unit == "bytes":
-            return _parse_bytes(text)
+            return parse_bytes(text)
         return self.kind(text)
 
     def _type_words(self) -> str:
@@ -189,9 +189,10 @@ def _shown_bytes(number: int) -> str:
     return str(number)
 
 
-def _parse_bytes(text: str) -> int:
+def parse_bytes(text: str) -> int:
+    """A number of bytes, as 1048576, "512MiB" or "2GB"; ValueError for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
-    if match is None:
+    if match is None or match[2] not in _BYTE_UNITS:
         raise ValueError(text)
     return int(float(match[1]) * _BYTE_UNITS[match[2]])
 

@@ -148,7 +148,7 @@ class EngineCore:
         """Computes one step and tells all that happened since the last one."""
         self._resizer.advance(self._clock())
         began_seconds = self._clock()
-        plan = self._scheduler.plan(began_seconds, admitting=not self._resizer.is_shrinking)
+        plan = self._scheduler.plan(began_seconds)
         self._settle(plan)
         started = [
             Started(s.sequence_id, s.cached_tokens, s.scheduled_seconds) for s in plan.started

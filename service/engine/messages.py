@@ -218,6 +218,18 @@ class Failed(msgspec.Struct, array_like=True, frozen=True):
     cause: str  # for the log, not for clients
 
 
+class TierFigures(msgspec.Struct, array_like=True, frozen=True):
+    """Plain numbers of the tiers below the pool. Counters count since the engine's start."""
+
+    host_bytes: int  # in use
+    host_capacity_bytes: int
+    spilled_blocks: int  # left the pool for the host tier
+    lost_blocks: int  # left the pool when the host tier had no room
+    loaded_blocks: int  # came back
+    loads: int  # that are under way
+    expired_loads: int  # given up at their deadline
+
+
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     """Plain numbers of the engine after a step. Counters count since its start."""
 
@@ -239,6 +251,10 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     preemptions: int
     step_seconds: float  # moving average
     last_step_seconds: float  # monotonic time when the last step ended
+    blocks_kept: int = 0  # by pins and transfers, neither held, free nor cached
+    trims: int = 0  # preemptions that took only the tail
+    swaps: int = 0  # preemptions whose blocks were copied to the host
+    tiers: TierFigures | None = None  # None: there are none
 
     @property
     def held_share(self) -> float:
@@ -293,7 +309,7 @@ class Resized(msgspec.Struct, array_like=True, tag="resized", frozen=True):
     before_blocks: int  # usable blocks
     num_blocks: int  # in force now; not what was asked for when time or memory ran out
     preempted: int  # sequences that lost their blocks for it
-    pause_seconds: float  # in which nothing was admitted
+    elapsed_seconds: float
     shortage: MemoryShortage | None
 
 

@@ -4,9 +4,7 @@ A resize goes in chunks, one a step, so that no step waits for all of it: giving
 memory or taking it back costs time, and so does moving a block. Growing takes memory first
 and hands out blocks then; shrinking moves what is held out of the tail first.
 
-While a pool shrinks nothing is admitted. That is counting admissions against the new size
-at once: either the running sequences hold more than it, then nothing fits, or it is in
-force within a few steps.
+Admission counts with a smaller size at once, and with a larger one as its blocks come.
 """
 
 from __future__ import annotations
@@ -79,11 +77,6 @@ class PoolResizer:
         """Whether a resize is under way, or its answer was not taken yet."""
         return self._order is not None or bool(self._answers)
 
-    @property
-    def is_shrinking(self) -> bool:
-        """Whether nothing may be admitted."""
-        return self._order is not None and self._order.num_blocks < self._memory.num_blocks
-
     def take_answers(self) -> list[Resized]:
         """What has ended since the last call, oldest first."""
         answers, self._answers = self._answers, []
@@ -105,6 +98,8 @@ class PoolResizer:
         except MemoryShortError as error:
             order.shortage = _shortage(error)
             self._end(now_seconds)
+        else:
+            self._tell_scheduler()
 
     def advance(self, now_seconds: float) -> None:
         """Does a chunk of the resize that is under way, at a step boundary."""
@@ -126,22 +121,25 @@ class PoolResizer:
         except MemoryShortError as error:  # somebody else took it since the order came
             order.shortage = _shortage(error)
             return
-        self._resize_manager(goal)
+        self._manager.resize(goal)
+        self._tell_scheduler()
 
     def _shrink(self, order: _Order, now_seconds: float) -> None:
-        goal = max(order.num_blocks, self._memory.num_blocks - self._chunk_blocks)
         if not self._make_room(order, now_seconds):
             return
+        goal = max(order.num_blocks, self._memory.num_blocks - self._chunk_blocks)
         try:
-            self._resize_manager(goal)
+            self._manager.resize(goal)
         except PoolInUseError:
             return  # pins and leases, which end by themselves
         self._memory.shrink(goal)
 
-    def _resize_manager(self, num_blocks: int) -> None:
-        self._manager.resize(num_blocks)
-        headroom = headroom_blocks(self._manager.usable_blocks, self._load_line)
-        self._scheduler.pool_resized(headroom)
+    def _tell_scheduler(self) -> None:
+        """Admission counts with what there is, or with what will be left of it."""
+        usable_blocks = self._manager.usable_blocks
+        if self._order is not None:
+            usable_blocks = min(usable_blocks, self._order.num_blocks - 1)
+        self._scheduler.set_pool(usable_blocks, headroom_blocks(usable_blocks, self._load_line))
 
     def _make_room(self, order: _Order, now_seconds: float) -> bool:
         """Whether all that is in use fits the new size, or nobody runs who could give way."""
@@ -160,14 +158,14 @@ class PoolResizer:
         order, self._order = self._order, None
         if order is None:
             return
-        shrunk = order.num_blocks < order.before_blocks
+        self._tell_scheduler()
         self._answers.append(
             Resized(
                 call_id=order.call_id,
                 before_blocks=order.before_blocks - 1,
                 num_blocks=self._memory.num_blocks - 1,
                 preempted=order.preempted,
-                pause_seconds=now_seconds - order.began_seconds if shrunk else 0.0,
+                elapsed_seconds=now_seconds - order.began_seconds,
                 shortage=order.shortage,
             )
         )

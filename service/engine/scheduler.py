@@ -73,6 +73,7 @@ class Scheduler:
         # While nothing is released or computed, sequences that did not fit still do not
         # fit: steps of pure decoding do not ask again.
         self._admission_may_change = True
+        self._pool_blocks = manager.usable_blocks  # that admission counts with
         self._pool_changed = False
 
     @property
@@ -119,9 +120,14 @@ class Scheduler:
             if sequence.remaining_tokens == 0:
                 sequence.state = SequenceState.DECODE
 
-    def pool_resized(self, headroom_blocks: int) -> None:
-        """The pool has another size: what waits is measured against it in the next plan."""
+    def set_pool(self, usable_blocks: int, headroom_blocks: int) -> None:
+        """Admission counts with a pool of `usable_blocks` from now on.
+
+        That is less than the manager has while the pool is to shrink. What can never run in
+        a pool of the new size is answered when it is in force.
+        """
         self._limits = replace(self._limits, headroom_blocks=headroom_blocks)
+        self._pool_blocks = usable_blocks
         self._pool_changed = True
         self._admission_may_change = True
 
@@ -137,10 +143,9 @@ class Scheduler:
         self._preempt(preemption, plan, now_seconds)
         return len(plan.preempted)
 
-    def plan(self, now_seconds: float, *, admitting: bool = True) -> StepPlan:
+    def plan(self, now_seconds: float) -> StepPlan:
         """Chooses the work of the next step; all of it holds its blocks then.
 
-        With `admitting` false sequences that wait go on waiting, whatever is free.
         Raises NoProgress when work stays undone without a reason.
         """
         plan = StepPlan()
@@ -155,12 +160,11 @@ class Scheduler:
         by_rank = sorted(self._running_in(SequenceState.PREFILL), key=lambda s: -s.priority)
         for sequence in by_rank:
             self._schedule(sequence, budget, plan)
-        if admitting:
-            if self._pool_changed:
-                self._turn_misfits_away(plan)
-            if self._admission_may_change and not plan.preempted:
-                self._admit(budget, plan, now_seconds)
-            self._detect_standstill(plan)
+        if self._pool_changed and not self._excess_blocks:
+            self._turn_misfits_away(plan)
+        if self._admission_may_change and not plan.preempted:
+            self._admit(budget, plan, now_seconds)
+        self._detect_standstill(plan)
         return plan
 
     def _running_in(self, state: SequenceState) -> list[Sequence]:
@@ -218,6 +222,9 @@ class Scheduler:
             if request.use_cache and self._manager.pending_prefix(request):
                 deferred += 1  # another one computes this prefix right now: hit it, soon
                 continue
+            if self._excess_blocks and self._outgrows_new_pool(sequence):
+                deferred += 1  # refused when the new size is in force, if it ever is
+                continue
             answer = self._manager.admit(request)
             while (self._is_full or isinstance(answer, NotNow)) and self._make_way(
                 sequence, answer, budget, plan, now_seconds
@@ -234,6 +241,14 @@ class Scheduler:
                 break
         # What is spared as a victim today may have progressed in the next step.
         self._admission_may_change = self._outranks_some(self._waiting.highest_priority)
+
+    @property
+    def _excess_blocks(self) -> int:
+        """Blocks that are there and will not be when the pool has shrunk."""
+        return max(0, self._manager.usable_blocks - self._pool_blocks)
+
+    def _outgrows_new_pool(self, sequence: Sequence) -> bool:
+        return sequence.num_tokens > self._pool_blocks * self._manager.block_tokens
 
     @property
     def _is_full(self) -> bool:
@@ -280,7 +295,7 @@ class Scheduler:
             namespace=spec.namespace,
             use_cache=sequence.may_hit_cache,
             publish=spec.publish_blocks,
-            headroom_blocks=self._limits.headroom_blocks,
+            headroom_blocks=self._limits.headroom_blocks + self._excess_blocks,
             resumed=spec.resumed or sequence.state is SequenceState.PREEMPTED,
         )
 
@@ -325,6 +340,7 @@ class Scheduler:
         return True
 
     def _detect_standstill(self, plan: StepPlan) -> None:
-        self._empty_steps = self._empty_steps + 1 if plan.is_empty and self.has_work else 0
+        may_wait = not self.has_work or self._excess_blocks > 0
+        self._empty_steps = self._empty_steps + 1 if plan.is_empty and not may_wait else 0
         if self._empty_steps >= _MAX_EMPTY_STEPS:
             raise NoProgress(list(self._running), list(self._waiting))

@@ -272,7 +272,7 @@ class Front:
                 short.wanted_bytes, short.available_bytes, short.headroom_bytes, answer.num_blocks
             )
         return MemoryChange(
-            answer.before_blocks, answer.num_blocks, answer.preempted, answer.pause_seconds
+            answer.before_blocks, answer.num_blocks, answer.preempted, answer.elapsed_seconds
         )
 
     async def lookup(self, token_ids: list[int], *, tenant: str = "", salt: str = "") -> int:

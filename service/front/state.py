@@ -119,7 +119,7 @@ class MemoryChange:
     before_blocks: int
     num_blocks: int  # in force
     preempted: int  # candidates that lost their blocks for it
-    pause_seconds: float  # in which nothing was admitted
+    elapsed_seconds: float
 
 
 @dataclass(frozen=True, slots=True)

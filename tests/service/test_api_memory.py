@@ -53,7 +53,7 @@ async def test_the_answer_tells_before_after_and_the_price(server: ApiServer) ->
     assert (answer.before.total, answer.before.max_total, answer.before.active) == (40, 100, 7)
     assert (answer.after.total, answer.after.bytes_per_block) == (20, 1024)
     assert answer.preempted_candidates == 2
-    assert answer.pause.ToMilliseconds() == 500
+    assert answer.elapsed.ToMilliseconds() == 500
 
 
 async def test_an_engine_that_has_not_reported_yet(server: ApiServer) -> None:

@@ -197,6 +197,20 @@ class TestQuestions:
         assert main(["model", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["maxContextTokens"] == 4096
 
+    @pytest.mark.parametrize("size", ["512", "100%", "4MiB"])
+    def test_memory_within_what_was_reserved(
+        self, size: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        wanted = {"512": 512, "100%": 512, "4MiB": None}[size]
+        status = main(["memory", size, "--preempt", "--time-limit", "2.5"])
+        out, err = capsys.readouterr()
+        if wanted is None:
+            assert status == 1
+            assert "memory_bytes = 4194304: must be in [256, 65664] bytes" in err
+        else:
+            assert status == 0
+            assert out.startswith("512 -> 512 blocks (0 MB), at most 512; 0 preempted")
+
     def test_stats(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["stats"]) == 0
         assert "of 512" in capsys.readouterr().out

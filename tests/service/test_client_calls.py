@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from api_fakes import ApiServer, FakeFront, api_server, words
 
+from service.api.gen.plimsoll.v1.engine_admin_pb2 import SetMemoryUtilizationRequest
 from service.client import (
     Conversation,
     FinishReason,
@@ -76,6 +77,12 @@ async def test_tokenize_and_detokenize(client: PlimsollClient) -> None:
 async def test_abort(client: PlimsollClient, server: ApiServer) -> None:
     assert await client.abort(["a1", "b"], reason="why") == AbortOutcome(("a1",), ("b",))
     assert server.front.log == ["abort acme why"]
+
+
+async def test_set_memory(client: PlimsollClient, server: ApiServer) -> None:
+    request = SetMemoryUtilizationRequest(memory_utilization=0.5)
+    assert (await client.set_memory(request)).after.total == 50
+    assert server.front.log == ["memory 50 WAIT 30"]
 
 
 async def test_model_and_stats(client: PlimsollClient) -> None:

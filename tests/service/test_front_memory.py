@@ -20,7 +20,7 @@ async def test_the_answer_of_the_engine_is_handed_on(tmp_path: Path) -> None:
     async with running_front(tmp_path) as (front, _):
         assert front.stats().max_blocks == 2 * POOL_BLOCKS
         change = await front.set_memory(500, policy=ShrinkPolicy.WAIT, limit_seconds=5)
-    assert change == MemoryChange(POOL_BLOCKS, 500, preempted=0, pause_seconds=0.0)
+    assert change == MemoryChange(POOL_BLOCKS, 500, preempted=0, elapsed_seconds=0.0)
 
 
 def _kinds(record: Record) -> list[tuple[str, int]]:

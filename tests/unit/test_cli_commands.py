@@ -16,7 +16,18 @@ from service.cli.remote import explain
 from service.client import Message, PlimsollError, Role
 from service.engine.messages import Loading
 
-COMMANDS = ("serve", "generate", "chat", "bench", "replay", "tokenize", "model", "stats", "version")
+COMMANDS = (
+    "serve",
+    "generate",
+    "chat",
+    "bench",
+    "replay",
+    "tokenize",
+    "model",
+    "stats",
+    "memory",
+    "version",
+)
 
 
 def test_no_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,12 @@ from service.cli import main
         (["generate", "--system", "\udcff", "x"], "is not valid UTF-8"),
         (["chat", "--system", "\udcff"], "is not valid UTF-8"),
         (["tokenize", "\udcff"], "is not valid UTF-8"),
+        (["memory", "0"], "0 is less than 1"),
+        (["memory", "101%"], "101 is not in [0, 100]"),
+        (["memory", "nan%"], "nan is not in [0, 100]"),
+        (["memory", "5 parsecs"], "'5 parsecs' is no share (50%), no bytes (512MiB) and no number"),
+        (["memory", "99999999999GiB"], "is no share (50%)"),
+        (["memory", "5", "--time-limit", "1e300"], "1e300 is not in [0, 3600]"),
         (["bench", "--rate", "0"], "must be more than 0"),
     ],
 )

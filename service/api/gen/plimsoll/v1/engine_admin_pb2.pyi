@@ -72,7 +72,7 @@ class _ShrinkPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ShrinkPo
 
 class ShrinkPolicy(_ShrinkPolicy, metaclass=_ShrinkPolicyEnumTypeWrapper):
     """What happens to running requests which hold more than a smaller cache has.
-    Nothing is admitted until the new size is in force or the time is over.
+    Admission counts with the smaller size at once.
     """
 
 SHRINK_POLICY_UNSPECIFIED: ShrinkPolicy.ValueType  # 0
@@ -379,7 +379,7 @@ class SetMemoryUtilizationResponse(_message.Message):
     BEFORE_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
     PREEMPTED_CANDIDATES_FIELD_NUMBER: _builtins.int
-    PAUSE_FIELD_NUMBER: _builtins.int
+    ELAPSED_FIELD_NUMBER: _builtins.int
     preempted_candidates: _builtins.int
     """Candidates which lost their blocks for it."""
     @_builtins.property
@@ -391,8 +391,8 @@ class SetMemoryUtilizationResponse(_message.Message):
         """In force now. Compare its total with what was asked for."""
 
     @_builtins.property
-    def pause(self) -> _duration_pb2.Duration:
-        """How long nothing was admitted."""
+    def elapsed(self) -> _duration_pb2.Duration:
+        """How long it took."""
 
     def __init__(
         self,
@@ -400,11 +400,11 @@ class SetMemoryUtilizationResponse(_message.Message):
         before: Global___BlockStats | None = ...,
         after: Global___BlockStats | None = ...,
         preempted_candidates: _builtins.int = ...,
-        pause: _duration_pb2.Duration | None = ...,
+        elapsed: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "pause", b"pause"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "elapsed", b"elapsed"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "pause", b"pause", "preempted_candidates", b"preempted_candidates"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "before", b"before", "elapsed", b"elapsed", "preempted_candidates", b"preempted_candidates"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
