@@ -2,144 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import hypothesis.strategies as st
-import numpy as np
 import pytest
-from hypothesis import settings
+from hypothesis import event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from numpy.typing import NDArray
 
 from kvcache.errors import IllegalTransitionError, OutOfBlocksError
-from kvcache.pool import BlockPool, BlockState
+from kvcache.pool import BlockPool
+from kvcache.states import BlockState, HolderKind
 
-FREE, HELD, CACHED = BlockState.FREE, BlockState.HELD, BlockState.CACHED
-PINNED, LOADING, STORING = BlockState.PINNED, BlockState.LOADING, BlockState.STORING
+HOLDERS = st.integers(1, 4)
+KINDS = st.sampled_from(HolderKind)
+BLOCKS = st.integers(1, 6)
 
 
 @dataclass
 class Record:
     """One block as the rules of the pool describe it."""
 
-    state: BlockState = FREE
-    holders: list[int] = field(default_factory=list)
-    indexed: bool = False
+    holders: dict[int, HolderKind] = field(default_factory=dict)
+    published: bool = False
+    group: int = 0
 
-
-Change = Callable[[Record, int], None]
-Legal = Callable[[Record, int], bool]
-
-
-def let_go(record: Record, holder: int) -> None:
-    record.holders.remove(holder)
-    if not record.holders and record.state is HELD:
-        record.state = CACHED if record.indexed else FREE
-
-
-def take(record: Record, holder: int) -> None:
-    record.holders.append(holder)
-    record.state = PINNED if record.state is PINNED else HELD
-
-
-def leave_index(record: Record, _holder: int) -> None:
-    record.indexed = False
-    record.state = FREE if record.state is CACHED else record.state
-
-
-def become(state: BlockState) -> Change:
-    def change(record: Record, _holder: int) -> None:
-        record.state = state
-
-    return change
-
-
-OPERATIONS: dict[str, tuple[Legal, Change]] = {
-    "hold": (lambda r, _: r.state in (HELD, CACHED, PINNED), take),
-    "release": (lambda r, h: r.state in (HELD, PINNED) and h in r.holders, let_go),
-    "publish": (
-        lambda r, _: r.state is HELD and not r.indexed,
-        lambda r, _: setattr(r, "indexed", True),
-    ),
-    "unpublish": (lambda r, _: r.state in (HELD, CACHED) and r.indexed, leave_index),
-    "pin": (lambda r, _: r.state in (HELD, CACHED) and r.indexed, become(PINNED)),
-    "unpin": (
-        lambda r, _: r.state is PINNED,
-        lambda r, _: setattr(r, "state", HELD if r.holders else CACHED),
-    ),
-    "finish_load": (lambda r, _: r.state is LOADING, take),
-    "cancel_load": (lambda r, _: r.state is LOADING, become(FREE)),
-    "begin_store": (lambda r, _: r.state is CACHED, become(STORING)),
-    "finish_store": (lambda r, _: r.state is STORING, become(CACHED)),
-}
+    @property
+    def state(self) -> BlockState:
+        """The first of the rules that holds."""
+        kinds = set(self.holders.values())
+        rules = [
+            (HolderKind.SEQUENCE in kinds, BlockState.HELD),
+            (HolderKind.LOAD in kinds and not self.published, BlockState.LOADING),
+            (HolderKind.STORE in kinds, BlockState.STORING),
+            (bool(kinds & {HolderKind.PIN, HolderKind.LOAD}), BlockState.PINNED),
+            (HolderKind.EXPECT in kinds, BlockState.EXPECTED),
+            (self.published, BlockState.CACHED),
+            (True, BlockState.FREE),
+        ]
+        return next(state for applies, state in rules if applies)
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Holders come from 1, 10, 100: no sum of some of them is another one."""
+    """The pool must do what is legal, and refuse the rest unchanged."""
 
     @initialize(usable=st.integers(1, 6))
     def start(self, usable: int) -> None:
         self.pool = BlockPool(usable + 1)
         self.records = {block: Record() for block in range(1, usable + 1)}
 
-    @rule(count=st.integers(0, 4), holder=st.sampled_from([1, 10, 100]), load=st.booleans())
-    def take_free(self, count: int, holder: int, load: bool) -> None:
-        free = sorted(block for block, record in self.records.items() if record.state is FREE)
+    def free(self) -> list[int]:
+        return [b for b, record in self.records.items() if record.state is BlockState.FREE]
 
-        def call() -> NDArray[np.int32]:
-            return (
-                self.pool.begin_load(count, "tier") if load else self.pool.allocate(count, holder)
-            )
-
-        if count > len(free):
-            with pytest.raises(OutOfBlocksError) as caught:
-                call()
-            assert (caught.value.wanted_blocks, caught.value.free_blocks) == (count, len(free))
+    @rule(holder=HOLDERS, kind=KINDS, group=st.integers(0, 2))
+    def allocate(self, holder: int, kind: HolderKind, group: int) -> None:
+        free = self.free()
+        if not free:
+            with pytest.raises(OutOfBlocksError):
+                self.pool.allocate(holder, kind, group)
             return
-        taken = call()
-        assert taken.tolist() == free[:count]
-        for block in free[:count]:
-            self.records[block] = Record(LOADING if load else HELD, [] if load else [holder])
+        assert self.pool.allocate(holder, kind, group) == free[0]
+        self.records[free[0]] = Record({holder: kind}, False, group)
 
-    @rule(
-        operation=st.sampled_from(sorted(OPERATIONS)),
-        blocks=st.lists(st.integers(1, 6), max_size=3),
-        holder=st.sampled_from([1, 10, 100]),
-    )
-    def operate(self, operation: str, blocks: list[int], holder: int) -> None:
-        blocks = [block for block in blocks if block in self.records]
-        legal, change = OPERATIONS[operation]
-        records = [self.records[block] for block in blocks]
-        if operation == "release" and any(
-            len(record.holders) > 1 and holder not in record.holders for record in records
-        ):
-            return  # known to be caught by the last release only
-        expected = len(set(blocks)) == len(blocks) and all(legal(r, holder) for r in records)
-        call = getattr(self.pool, operation)
-        if not expected:
-            with pytest.raises(IllegalTransitionError) as caught:
-                call(np.array(blocks, np.int32), holder)
-            assert caught.value.block in blocks
-            assert caught.value.operation == operation
+    @rule(block=BLOCKS, holder=HOLDERS, kind=KINDS)
+    def hold(self, block: int, holder: int, kind: HolderKind) -> None:
+        record = self.records.get(block, Record())
+        before = record.state
+        if before in (BlockState.FREE, BlockState.LOADING) or holder in record.holders:
+            self.refused("hold", block, holder, kind)
             return
-        call(np.array(blocks, np.int32), holder)
-        for record in records:
-            change(record, holder)
+        assert self.pool.hold(block, holder, kind) is before
+        record.holders[holder] = kind
+
+    @rule(block=BLOCKS, holder=HOLDERS)
+    def release(self, block: int, holder: int) -> None:
+        record = self.records.get(block, Record())
+        if holder not in record.holders:
+            self.refused("release", block, holder)
+            return
+        after = self.pool.release(block, holder)
+        del record.holders[holder]
+        assert after is record.state
+
+    @rule(block=BLOCKS, holder=HOLDERS)
+    def publish(self, block: int, holder: int) -> None:
+        record = self.records.get(block, Record())
+        if not record.holders or record.published:
+            self.refused("publish", block, holder)
+            return
+        self.pool.publish(block, holder)
+        record.published = True
+
+    @rule(block=BLOCKS)
+    def unpublish(self, block: int) -> None:
+        record = self.records.get(block, Record())
+        if not record.published:
+            self.refused("unpublish", block, "eviction")
+            return
+        self.pool.unpublish(block, "eviction")
+        record.published = False
+
+    def refused(self, operation: str, block: int, *arguments: object) -> None:
+        if block not in self.records:
+            return
+        event(f"{operation} of a {self.records[block].state.name} block refused")
+        with pytest.raises(IllegalTransitionError) as caught:
+            getattr(self.pool, operation)(block, *arguments)
+        assert (caught.value.block, caught.value.operation) == (block, operation)
+        assert caught.value.state == self.records[block].state.name
+
+    @rule(usable=st.integers(1, 6))
+    def resize(self, usable: int) -> None:
+        used = [block for block in self.records if block not in self.free()]
+        if len(used) > usable:
+            with pytest.raises(OutOfBlocksError):
+                self.pool.resize(usable + 1)
+            return
+        holes = [block for block in range(1, usable + 1) if block not in used]
+        moves = list(zip((b for b in used if b > usable), holes, strict=False))
+        assert self.pool.resize(usable + 1) == moves
+        after = {block: self.records.get(block, Record()) for block in range(1, usable + 1)}
+        after |= {destination: self.records[source] for source, destination in moves}
+        self.records = after
 
     @invariant()
     def the_pool_is_as_the_records_say(self) -> None:
         self.pool.audit()
         for block, record in self.records.items():
             assert self.pool.state(block) is record.state
-            assert self.pool.refcount(block) == len(record.holders)
-            assert self.pool.is_indexed(block) == record.indexed
+            assert self.pool.holders(block) == record.holders
+            assert self.pool.is_published(block) == record.published
         states = [record.state for record in self.records.values()]
         for state in BlockState:
             assert self.pool.count(state) == states.count(state) + (state is BlockState.NULL)
+            for group in range(3):
+                of_group = [r.state for r in self.records.values() if r.group == group]
+                charged = 0 if state is BlockState.FREE else of_group.count(state)
+                assert self.pool.charged(group)[state] == charged
         shared = sum(len(record.holders) > 1 for record in self.records.values())
         assert self.pool.shared_blocks == shared
-        assert self.pool.free_blocks == states.count(FREE)
+        assert self.pool.free_blocks == len(self.free())
+        used = [block for block in self.records if block not in self.free()]
+        assert self.pool.highest_used() == max(used, default=0)
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvcache import AdmissionRequest, CacheManager, Fits
 from kvcache.errors import InvalidArgumentError
-from kvcache.eviction import Link, PolicyName, ReuseAwarePolicy
+from kvcache.eviction import PolicyName
 
 POOL = 100
 
@@ -146,47 +146,6 @@ def test_the_blocks_of_each_kind_are_counted_when_runs_are_cut() -> None:
     # 5 blocks were used once: fewer than were reused, which are not protected then.
     cache.use(tokens(5001, 1))
     assert cache.left(session) == 24
-
-
-@pytest.mark.parametrize(
-    ("once_blocks", "reused_blocks", "victim", "max_blocks"),
-    [
-        (30, 40, "reused", 15),  # down to a quarter of the pool
-        (10, 12, "reused", 2),  # down to as many as were used once
-        (30, 20, "once", 11),  # until fewer were used once than reused
-        (10, 10, "once", 1),
-        (30, 25, "once", 6),
-    ],
-)
-def test_a_victim_is_one_up_to_where_the_choice_changes(
-    once_blocks: int, reused_blocks: int, victim: str, max_blocks: int
-) -> None:
-    policy = ReuseAwarePolicy(100)
-    links = {"reused": Link(reused_blocks), "once": Link(once_blocks)}
-    links["reused"].reused = True
-    policy.tick()
-    policy.add(links["reused"])
-    policy.tick()
-    policy.add(links["once"])
-    assert policy.victim() == (links[victim], max_blocks)
-    links[victim].count -= max_blocks
-    policy.shrink(links[victim], max_blocks)
-    after = policy.victim()
-    assert after is not None
-    assert after.link is links["once" if victim == "reused" else "reused"]
-
-
-def test_a_node_gives_all_its_blocks_when_the_choice_cannot_change() -> None:
-    policy = ReuseAwarePolicy(100)
-    assert policy.victim() is None
-    reused, once = Link(60), Link(20)
-    reused.reused = True
-    policy.add(once)
-    assert policy.victim() == (once, 20)
-    policy.add(reused)  # of the same release
-    assert policy.victim() == (once, 20)
-    policy.remove(once)
-    assert policy.victim() == (reused, 60)
 
 
 def test_an_unknown_policy_is_named() -> None:

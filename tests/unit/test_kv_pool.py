@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from kvcache.errors import (
     ConservationError,
@@ -14,48 +12,73 @@ from kvcache.errors import (
     InvalidArgumentError,
     OutOfBlocksError,
 )
-from kvcache.pool import BlockPool, BlockState
+from kvcache.pool import BlockPool
+from kvcache.states import BlockState, HolderKind, state_of
+
+SEQUENCE, PIN, LOAD = HolderKind.SEQUENCE, HolderKind.PIN, HolderKind.LOAD
+STORE, EXPECT = HolderKind.STORE, HolderKind.EXPECT
 
 
-def ids(*blocks: int) -> NDArray[np.int32]:
-    return np.array(blocks, np.int32)
+def filled(num_blocks: int, count: int, holder: int = 1) -> BlockPool:
+    """A pool of which a sequence holds the first `count` blocks."""
+    pool = BlockPool(num_blocks)
+    for _ in range(count):
+        pool.allocate(holder)
+    return pool
 
 
-def counts(pool: BlockPool) -> dict[BlockState, int]:
-    return {state: pool.count(state) for state in BlockState}
+def counts(pool: BlockPool) -> dict[str, int]:
+    """The states that blocks are in; the null block left out."""
+    states = (state for state in BlockState if state is not BlockState.NULL)
+    return {state.name: pool.count(state) for state in states if pool.count(state)}
 
 
 def snapshot(pool: BlockPool) -> object:
-    states = [pool.state(block) for block in range(pool.num_blocks)]
-    references = [pool.refcount(block) for block in range(pool.num_blocks)]
-    indexed = [pool.is_indexed(block) for block in range(pool.num_blocks)]
-    return states, references, indexed, counts(pool), pool.free_blocks, pool.shared_blocks
+    blocks = range(pool.num_blocks)
+    of_blocks = [(pool.state(b), dict(pool.holders(b)), pool.is_published(b)) for b in blocks]
+    charged = {group: tuple(pool.charged(group)) for group in range(4)}
+    return of_blocks, counts(pool), charged, pool.free_blocks, pool.shared_blocks
+
+
+@pytest.mark.parametrize(
+    ("kinds", "outside", "in_index"),
+    [
+        ([], "FREE", "CACHED"),
+        ([EXPECT], "EXPECTED", "EXPECTED"),
+        ([PIN], "PINNED", "PINNED"),
+        ([EXPECT, PIN], "PINNED", "PINNED"),
+        ([LOAD], "LOADING", "PINNED"),
+        ([PIN, LOAD], "LOADING", "PINNED"),
+        ([STORE], "STORING", "STORING"),
+        ([PIN, STORE, EXPECT], "STORING", "STORING"),
+        ([LOAD, STORE], "LOADING", "STORING"),
+        ([SEQUENCE], "HELD", "HELD"),
+        ([EXPECT, STORE, LOAD, PIN, SEQUENCE], "HELD", "HELD"),
+    ],
+)
+def test_the_state_of_a_block_is_what_its_holders_make_it(
+    kinds: list[HolderKind], outside: str, in_index: str
+) -> None:
+    assert state_of(kinds, is_published=False).name == outside
+    assert state_of(kinds, is_published=True).name == in_index
 
 
 def test_the_lowest_free_blocks_are_allocated_first() -> None:
-    pool = BlockPool(9)
-    assert pool.allocate(5, holder=1).tolist() == [1, 2, 3, 4, 5]
-    pool.release(ids(4, 2), holder=1)
-    assert pool.allocate(3, holder=2).tolist() == [2, 4, 6]
+    pool = filled(9, 5)
+    for block in (4, 2):
+        pool.release(block, 1)
+    assert [pool.allocate(2) for _ in range(3)] == [2, 4, 6]
     pool.audit()
 
 
-def test_allocation_is_all_or_nothing_at_exactly_the_capacity() -> None:
-    pool = BlockPool(9)
+def test_all_blocks_but_the_null_block_can_be_had_and_no_more() -> None:
+    pool = filled(9, 8)
     before = snapshot(pool)
     with pytest.raises(OutOfBlocksError) as caught:
-        pool.allocate(9, holder=1)
-    assert (caught.value.wanted_blocks, caught.value.free_blocks) == (9, 8)
+        pool.allocate(1)
+    assert (caught.value.wanted_blocks, caught.value.free_blocks) == (1, 0)
     assert snapshot(pool) == before
-    assert pool.allocate(8, holder=1).size == 8
     assert pool.free_blocks == 0
-
-
-def test_a_negative_count_is_refused() -> None:
-    pool = BlockPool(4)
-    with pytest.raises(InvalidArgumentError, match="count is -1"):
-        pool.allocate(-1, holder=1)
-    pool.audit()
 
 
 def test_a_pool_needs_a_block_beside_the_null_block() -> None:
@@ -64,172 +87,215 @@ def test_a_pool_needs_a_block_beside_the_null_block() -> None:
 
 
 def test_a_double_free_raises_at_the_offender_with_the_history_and_changes_nothing() -> None:
-    pool = BlockPool(4)
-    pool.allocate(2, holder=7)
-    pool.release(ids(1), holder=7)
+    pool = filled(4, 2, holder=7)
+    pool.release(1, 7)
     before = snapshot(pool)
     with pytest.raises(IllegalTransitionError) as caught:
-        pool.release(ids(2, 1), holder=9)
+        pool.release(1, 9)
     error = caught.value
-    # Block 2 is legal neither: it is somebody else's. Block 1 is found first.
     assert (error.block, error.state, error.actor) == (1, "FREE", "sequence 9")
-    assert [(step.operation, step.actor) for step in error.history] == [
-        ("allocate", "sequence 7"),
-        ("release", "sequence 7"),
+    assert [(step.serial, step.operation, step.actor) for step in error.history] == [
+        (1, "allocate", "sequence 7"),
+        (3, "release", "sequence 7"),
     ]
     assert "release by sequence 7" in str(error)
     assert snapshot(pool) == before
 
 
-def test_a_block_named_twice_in_one_release_is_a_double_free() -> None:
-    pool = BlockPool(4)
-    pool.allocate(2, holder=7)
+@pytest.mark.parametrize("others", [[], [2, 3]])
+def test_a_holder_cannot_release_the_block_of_another(others: list[int]) -> None:
+    pool = filled(4, 1, holder=7)
+    for other in others:
+        pool.hold(1, other)
     before = snapshot(pool)
-    with pytest.raises(IllegalTransitionError, match=r"release of block 2 .* is named twice"):
-        pool.release(ids(2, 1, 2), holder=7)
+    with pytest.raises(IllegalTransitionError, match="is held by another") as caught:
+        pool.release(1, 8)
+    assert caught.value.holder == (None if others else "sequence 7"), "if there is only one"
     assert snapshot(pool) == before
 
 
-def test_a_sequence_cannot_release_the_block_of_another() -> None:
-    pool = BlockPool(4)
-    pool.allocate(1, holder=7)
+def test_a_holder_holds_a_block_once() -> None:
+    pool = filled(4, 1)
     before = snapshot(pool)
-    with pytest.raises(IllegalTransitionError, match="held by sequence 7") as caught:
-        pool.release(ids(1), holder=8)
-    assert caught.value.holder == "sequence 7"
+    with pytest.raises(IllegalTransitionError, match="is held by it already"):
+        pool.hold(1, 1, PIN)
     assert snapshot(pool) == before
-
-
-def test_a_foreign_release_of_a_shared_block_is_caught_by_the_last_release() -> None:
-    pool = BlockPool(4)
-    pool.allocate(1, holder=1)
-    pool.hold(ids(1), holder=2)
-    pool.release(ids(1), holder=5)
-    with pytest.raises(IllegalTransitionError, match="is held by another"):
-        pool.release(ids(1), holder=1)
-    assert pool.state(1) is BlockState.HELD, "never given to a second owner"
 
 
 def test_the_null_block_belongs_to_nobody() -> None:
     pool = BlockPool(4)
     assert pool.state(0) is BlockState.NULL
-    for operation in (pool.hold, pool.release, pool.publish, pool.unpublish, pool.pin):
+    for operation in (pool.hold, pool.release, pool.publish, pool.unpublish):
         with pytest.raises(IllegalTransitionError, match="block is NULL"):
-            operation(ids(0), 1)
+            operation(0, 1)
     pool.audit()
 
 
 @pytest.mark.parametrize("block", [-1, 4])
 def test_ids_outside_the_pool_are_refused(block: int) -> None:
-    pool = BlockPool(4)
-    pool.allocate(3, holder=1)
-    with pytest.raises(InvalidArgumentError, match="from 1 to 3"):
-        pool.release(ids(1, block), holder=1)
+    pool = filled(4, 3)
+    for operation in (pool.hold, pool.release, pool.publish, pool.unpublish):
+        with pytest.raises(InvalidArgumentError, match="from 1 to 3"):
+            operation(block, 1)
     pool.audit()
 
 
 def test_the_last_release_caches_an_indexed_block_and_frees_another() -> None:
-    pool = BlockPool(4)
-    pool.allocate(2, holder=1)
-    pool.publish(ids(1), actor=1)
-    pool.hold(ids(1), holder=2)
+    pool = filled(4, 2)
+    pool.publish(1, 1)
+    assert pool.hold(1, 2) is BlockState.HELD
     assert pool.shared_blocks == 1
-    pool.release(ids(1, 2), holder=1)
-    assert (pool.state(1), pool.state(2)) == (BlockState.HELD, BlockState.FREE)
+    assert [pool.release(block, 1) for block in (1, 2)] == [BlockState.HELD, BlockState.FREE]
     assert pool.shared_blocks == 0
-    pool.release(ids(1), holder=2)
-    assert pool.state(1) is BlockState.CACHED
-    pool.hold(ids(1), holder=3)
-    assert (pool.state(1), pool.refcount(1)) == (BlockState.HELD, 1)
+    assert pool.release(1, 2) is BlockState.CACHED
+    assert pool.hold(1, 3) is BlockState.CACHED, "the state before"
+    assert pool.holders(1) == {3: SEQUENCE}
     pool.audit()
 
 
-def test_a_block_cannot_be_published_twice() -> None:
-    pool = BlockPool(4)
-    pool.allocate(1, holder=1)
-    pool.publish(ids(1), actor=1)
+def test_a_free_block_cannot_be_held() -> None:
+    with pytest.raises(IllegalTransitionError, match="block is FREE"):
+        BlockPool(4).hold(2, 1)
+
+
+def test_only_a_held_block_is_published_and_only_once() -> None:
+    pool = filled(4, 1)
+    with pytest.raises(IllegalTransitionError, match="block is FREE"):
+        pool.publish(2, 1)
+    pool.publish(1, 1)
     with pytest.raises(IllegalTransitionError, match="in the index already"):
-        pool.publish(ids(1), actor=1)
+        pool.publish(1, 1)
+    pool.audit()
 
 
 def test_unpublishing_frees_cached_blocks_and_leaves_held_ones_to_their_holders() -> None:
-    pool = BlockPool(4)
-    pool.allocate(2, holder=1)
-    pool.publish(ids(1, 2), actor=1)
-    pool.release(ids(2), holder=1)
-    pool.unpublish(ids(1, 2), actor="flush")
-    assert (pool.state(1), pool.state(2)) == (BlockState.HELD, BlockState.FREE)
+    pool = filled(4, 2)
+    for block in (1, 2):
+        pool.publish(block, 1)
+    pool.release(2, 1)
+    for block in (1, 2):
+        pool.unpublish(block, "flush")
+    assert counts(pool) == {"FREE": 2, "HELD": 1}
     with pytest.raises(IllegalTransitionError, match="is not in the index"):
-        pool.unpublish(ids(1), actor="flush")
-    pool.release(ids(1), holder=1)
-    assert pool.state(1) is BlockState.FREE
+        pool.unpublish(1, "flush")
+    assert pool.release(1, 1) is BlockState.FREE
+    assert str(pool.history(2)[-1]) == "#7 unpublish by flush"
     pool.audit()
 
 
-def test_a_pinned_block_outlives_its_holders() -> None:
-    pool = BlockPool(4)
-    pool.allocate(2, holder=1)
-    with pytest.raises(IllegalTransitionError, match="is not in the index"):
-        pool.pin(ids(1), actor="pin")
-    pool.publish(ids(1, 2), actor=1)
-    pool.pin(ids(1, 2), actor="pin")
-    pool.release(ids(1), holder=1)
-    assert counts(pool)[BlockState.PINNED] == 2
-    with pytest.raises(IllegalTransitionError, match="is held by nobody"):
-        pool.release(ids(1), holder=1)
-    pool.hold(ids(1), holder=3)
-    pool.release(ids(1), holder=3)
-    pool.unpin(ids(1, 2), actor="pin")
-    assert (pool.state(1), pool.state(2)) == (BlockState.CACHED, BlockState.HELD)
+def test_pins_and_expectations_outlive_the_sequence() -> None:
+    pool = filled(4, 2)
+    for block in (1, 2):
+        pool.publish(block, 1)
+    pool.hold(1, 100, PIN)
+    for block in (1, 2):
+        pool.hold(block, 200, EXPECT)
+        pool.release(block, 1)
+    assert counts(pool) == {"FREE": 1, "EXPECTED": 1, "PINNED": 1}
+    assert pool.release(1, 100) is BlockState.EXPECTED
+    assert [pool.release(block, 200) for block in (1, 2)] == [BlockState.CACHED] * 2
     pool.audit()
 
 
-def test_a_loading_block_can_be_neither_freed_nor_held_nor_evicted() -> None:
+def test_a_loading_block_can_be_neither_held_nor_freed_by_others() -> None:
     pool = BlockPool(4)
-    loading = pool.begin_load(2, actor="host tier")
+    assert pool.allocate(9, LOAD) == 1
     before = snapshot(pool)
-    operations: list[Callable[[NDArray[np.int32], int], None]] = [
-        pool.release,
-        pool.hold,
-        pool.publish,
-        pool.unpublish,
-        pool.pin,
+    refused: list[Callable[[], object]] = [
+        lambda: pool.hold(1, 5),
+        lambda: pool.hold(1, 5, PIN),
+        lambda: pool.release(1, 5),
+        lambda: pool.unpublish(1, "eviction"),
     ]
-    for operation in operations:
-        with pytest.raises(IllegalTransitionError, match="block is LOADING") as caught:
-            operation(loading, 5)
-        assert caught.value.history[0].actor == "host tier"
+    for operation in refused:
+        with pytest.raises(IllegalTransitionError, match="block is LOADING"):
+            operation()
     assert snapshot(pool) == before
-    pool.check()
-    pool.finish_load(loading[:1], holder=5)
-    pool.cancel_load(loading[1:], actor="host tier")
-    assert (pool.state(1), pool.state(2)) == (BlockState.HELD, BlockState.FREE)
-    pool.release(loading[:1], holder=5)
+    pool.publish(1, 9)
+    assert pool.state(1) is BlockState.PINNED, "until the transfer lets go"
+    pool.hold(1, 5)
+    assert pool.release(1, 9) is BlockState.HELD
     pool.audit()
 
 
 def test_a_late_completion_of_a_cancelled_load_is_illegal() -> None:
     pool = BlockPool(4)
-    loading = pool.begin_load(1, actor="host tier")
-    pool.cancel_load(loading, actor="host tier")
-    pool.allocate(1, holder=2)
-    with pytest.raises(IllegalTransitionError, match="finish_load of block 1"):
-        pool.finish_load(loading, holder=1)
+    pool.allocate(9, LOAD)
+    assert pool.release(1, 9) is BlockState.FREE
+    pool.allocate(2)
+    with pytest.raises(IllegalTransitionError, match="release of block 1 by sequence 9"):
+        pool.release(1, 9)
 
 
 def test_a_storing_block_stays_until_the_transfer_has_read_it() -> None:
+    pool = filled(4, 1)
+    pool.publish(1, 1)
+    pool.hold(1, 9, STORE)
+    pool.release(1, 1)
+    assert pool.state(1) is BlockState.STORING
+    pool.hold(1, 2)
+    assert pool.state(1) is BlockState.HELD, "it can be read meanwhile"
+    assert pool.release(1, 2) is BlockState.STORING
+    assert pool.release(1, 9) is BlockState.CACHED
+    pool.audit()
+
+
+def test_blocks_are_charged_to_a_group_until_they_are_free() -> None:
     pool = BlockPool(4)
-    pool.allocate(1, holder=1)
-    pool.publish(ids(1), actor=1)
-    with pytest.raises(IllegalTransitionError, match="block is HELD"):
-        pool.begin_store(ids(1), actor="host tier")
-    pool.release(ids(1), holder=1)
-    pool.begin_store(ids(1), actor="host tier")
-    for operation in (pool.hold, pool.release, pool.unpublish):
-        with pytest.raises(IllegalTransitionError, match="block is STORING"):
-            operation(ids(1), 2)
-    pool.finish_store(ids(1), actor="host tier")
-    assert pool.state(1) is BlockState.CACHED
+    pool.allocate(1, SEQUENCE, 3)
+    pool.publish(1, 1)
+    pool.hold(1, 2)
+    assert (pool.group(1), pool.charged(3)[BlockState.HELD]) == (3, 1)
+    for holder in (1, 2):
+        pool.release(1, holder)
+    assert pool.charged(3)[BlockState.CACHED] == 1
+    pool.unpublish(1, "eviction")
+    assert list(pool.groups) == [3]
+    assert sum(pool.charged(3)) == sum(pool.charged(0)) == 0
+    pool.allocate(1, SEQUENCE, 0)
+    assert pool.charged(0)[BlockState.HELD] == 1
+    pool.audit()
+
+
+def test_a_larger_pool_has_more_free_blocks() -> None:
+    pool = filled(3, 2)
+    assert pool.resize(5) == []
+    assert [pool.allocate(1) for _ in range(2)] == [3, 4]
+    pool.audit()
+
+
+def test_a_smaller_pool_moves_what_lies_behind_its_end_to_the_lowest_free_blocks() -> None:
+    pool = filled(10, 8)
+    for block in (1, 3, 4, 7):
+        pool.release(block, 1)
+    pool.hold(8, 2, PIN)
+    pool.publish(8, 1)
+    assert pool.highest_used() == 8
+    assert pool.resize(6) == [(6, 1), (8, 3)]
+    assert (pool.highest_used(), pool.free_blocks) == (5, 1)
+    assert pool.holders(3) == {1: SEQUENCE, 2: PIN}
+    assert pool.is_published(3)
+    assert str(pool.history(3)[-1]) == "#18 move by resize"
+    assert pool.allocate(1) == 4
+    pool.audit()
+
+
+def test_a_pool_does_not_become_too_small_for_what_is_in_it() -> None:
+    pool = filled(10, 5)
+    before = snapshot(pool)
+    with pytest.raises(OutOfBlocksError) as caught:
+        pool.resize(5)
+    assert (caught.value.wanted_blocks, caught.value.free_blocks) == (5, 4)
+    with pytest.raises(InvalidArgumentError, match="num_blocks is 1"):
+        pool.resize(1)
+    assert snapshot(pool) == before
+    assert pool.resize(6) == []
+    pool.audit()
+
+
+def test_an_empty_pool_uses_no_block() -> None:
+    pool = BlockPool(4)
+    assert pool.highest_used() == 0
     pool.audit()
 
 
@@ -241,19 +307,31 @@ def test_a_lost_block_breaks_the_conservation_identity() -> None:
         pool.check()
 
 
-def test_the_history_is_bounded() -> None:
+@pytest.mark.parametrize(
+    ("break_it", "message"),
+    [
+        (lambda pool: pool._holders[1].clear(), "block 1 is HELD against its holders"),
+        (lambda pool: pool._published.__setitem__(3, True), "block 3 is FREE against"),
+        (lambda pool: pool._charged[0].__setitem__(1, 1), "miscounted its groups"),
+        (lambda pool: setattr(pool, "_shared", 1), "miscounted its shared blocks"),
+        (lambda pool: pool._free.__setitem__(0, 1), "the free heap and the FREE states differ"),
+    ],
+)
+def test_the_audit_finds_books_that_do_not_agree(
+    break_it: Callable[[BlockPool], None], message: str
+) -> None:
+    pool = filled(5, 2)
+    pool.audit()
+    break_it(pool)
+    with pytest.raises(ConservationError, match=message):
+        pool.audit()
+
+
+def test_the_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvcache.pool._HISTORY", 10)
     pool = BlockPool(4)
     for holder in range(1000):
-        pool.release(pool.allocate(1, holder), holder)
-    assert len(pool._history) <= 8 * 4
+        pool.release(pool.allocate(holder), holder)
+    assert len(pool._history) == 10
     assert pool.history(1)[-1].actor == "sequence 999"
-    assert pool.history(3) == ()
-
-
-def test_the_history_does_not_change_when_a_caller_rewrites_its_array() -> None:
-    pool = BlockPool(4)
-    table = pool.allocate(2, holder=1)
-    pool.publish(table, actor=1)
-    table[0] = 3
-    assert [step.operation for step in pool.history(1)] == ["allocate", "publish"]
     assert pool.history(3) == ()
