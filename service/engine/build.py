@@ -10,6 +10,7 @@ import numpy as np
 from kvcache import Arena, KVDtype, KVLayout
 from kvcache.errors import ArenaError
 from kvcache.host_memory import available_memory_bytes
+from kvcache.tiers import Fingerprint
 from service.config import EngineSettings
 from service.engine.errors import StartError
 from service.engine.host import usable_cores
@@ -18,7 +19,7 @@ from service.engine.openmp import wait_politely
 from service.engine.runner import Runner, StepBatch
 from service.engine.sizing import context_tokens, largest_pool_blocks, pool_blocks
 from service.models.config import load_model_config
-from service.models.source import resolve_model
+from service.models.source import ModelSource, contents_digest, resolve_model
 
 # `packed_weights = auto`: the second copy of the weights may take this share of free memory.
 _PACKED_SHARE = 0.5
@@ -34,6 +35,7 @@ class BuiltRunner:
     num_blocks: int  # at the start, the null block included
     max_context_tokens: int
     vocab_size: int
+    fingerprint: Fingerprint  # of what the blocks hold, for the tiers below the pool
     model_version: str
     weights_dtype: str
     kv_dtype: str
@@ -97,12 +99,26 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
         num_blocks=num_blocks,
         max_context_tokens=max_context_tokens,
         vocab_size=config.vocab_size,
+        fingerprint=Fingerprint(
+            weights_identity(settings, source, weights_dtype), repr(config.rope), layout
+        ),
         model_version=checkpoint.version(),
         weights_dtype=weights_dtype,
         kv_dtype=kv_dtype.value,
         device="cpu",
         attention_backend=ATTENTION_BACKEND,
     )
+
+
+def weights_identity(settings: EngineSettings, source: ModelSource, weights_dtype: str) -> str:
+    """What tells these weights, and the type they compute in, from all others.
+
+    Blocks outlive the process, or leave it, only in a disk or remote tier; then the files are
+    read whole, since two sets of weights may well agree in names, shapes and sizes.
+    """
+    if settings.disk_cache_folder is None and settings.remote_cache_url is None:
+        return "of this process"
+    return f"{contents_digest(source)} in {weights_dtype}"
 
 
 def _allocate(layout: KVLayout, num_blocks: int, max_blocks: int) -> Arena:

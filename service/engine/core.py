@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache import CacheManager
+from kvcache import CacheManager, PreemptionMode
 from kvcache.tokens import token_array
+from service.config.tenants import parse_tenant_shares
 from service.engine.batch import build_batch
 from service.engine.messages import (
     EngineStats,
@@ -30,11 +31,15 @@ from service.engine.request import Sequence, SequenceState
 from service.engine.resize import ElasticMemory, PoolResizer
 from service.engine.runner import Runner
 from service.engine.sampler import sample, token_logprob, unusable_logits
-from service.engine.scheduler import Scheduler, StepPlan
+from service.engine.scheduler import Scheduler
+from service.engine.sequence_tiers import SequenceTiers
+from service.engine.step_plan import StepPlan
+from service.engine.tenancy import Tenancy
 from service.engine.victims import VictimChooser
 
 if TYPE_CHECKING:
     from kvcache import FlushResult
+    from kvcache.tiers.offload import Offload
     from service.config import EngineSettings
 
 _STEP_SECONDS_WEIGHT = 0.1  # of the newest step in the moving average
@@ -62,6 +67,8 @@ class EngineCore:
         memory: ElasticMemory,
         settings: EngineSettings,
         max_context_tokens: int,
+        *,
+        offload: Offload | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
@@ -69,7 +76,9 @@ class EngineCore:
         self._block_tokens = settings.block_tokens
         self._max_context_tokens = max_context_tokens
         self._clock = clock
-        self._victims = VictimChooser(manager)
+        self._tiers = SequenceTiers(offload)
+        tenancy = Tenancy(manager, parse_tenant_shares(settings.tenant_shares or ""))
+        self._victims = VictimChooser(manager, memory.layout.block_bytes, self._tiers, tenancy)
         self._scheduler = Scheduler(
             manager,
             SchedulerLimits(
@@ -81,6 +90,7 @@ class EngineCore:
                 prompt_logprob_rows=settings.prompt_logprob_rows,
             ),
             self._victims,
+            self._tiers,
         )
         self._resizer = PoolResizer(manager, memory, self._scheduler, settings.load_line)
         self._live: dict[int, Sequence] = {}
@@ -179,7 +189,7 @@ class EngineCore:
             preempted=scheduler.preempted_count,
             blocks_total=cache.total,
             blocks_free=cache.free,
-            blocks_cached=cache.cached,
+            blocks_cached=cache.cached + cache.expected,
             blocks_held=cache.held,
             blocks_reserved=cache.reserved,
             blocks_shared=cache.shared,
@@ -192,6 +202,10 @@ class EngineCore:
             preemptions=cache.preemptions,
             step_seconds=self._step_seconds,
             last_step_seconds=self._last_step_seconds,
+            blocks_kept=cache.pinned + cache.loading + cache.storing,
+            trims=cache.preemptions_by_mode[PreemptionMode.TRIM],
+            swaps=cache.preemptions_by_mode[PreemptionMode.SWAP],
+            tiers=self._tiers.figures(),
         )
 
     # --- one step --------------------------------------------------------------

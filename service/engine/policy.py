@@ -119,10 +119,9 @@ class WaitingQueue:
         """In order, over a snapshot: the queue may change meanwhile."""
         return iter(tuple(self._sequences))
 
-    @property
-    def highest_priority(self) -> int | None:
-        """That of the first one; None if nobody waits."""
-        return self._sequences[0].priority if self._sequences else None
+    def first(self, count: int) -> list[Sequence]:
+        """The first ones in order, at most so many."""
+        return self._sequences[:count]
 
     def add(self, sequence: Sequence) -> None:
         """Puts a sequence in its place."""

@@ -11,7 +11,7 @@ progress and the engine cannot thrash for ever.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from kvcache import (
     Admission,
@@ -20,53 +20,36 @@ from kvcache import (
     Fits,
     NeverFits,
     NotNow,
+    PreemptionMode,
     PreemptionPlan,
 )
+from kvcache.admission import RETENTION_LEVELS
 from service.engine.policy import Chunk, SchedulerLimits, StepBudget, WaitingQueue
 from service.engine.request import Sequence, SequenceState
+from service.engine.sequence_tiers import SequenceTiers
+from service.engine.step_plan import NoProgress, StepPlan
 from service.engine.victims import VictimChooser
 
 _MAX_EMPTY_STEPS = 3
 _MAX_PASSED_OVER = 64  # bounds the time an admission pass takes in a long queue
-
-
-class NoProgress(Exception):
-    """There is work, but several steps in a row could do none of it: a defect, told loudly."""
-
-    def __init__(self, running: list[Sequence], waiting: list[Sequence]) -> None:
-        self.running = running
-        self.waiting = waiting
-        super().__init__(
-            f"nothing could be scheduled in {_MAX_EMPTY_STEPS} steps: "
-            f"running {running}, waiting {waiting[:8]} ({len(waiting)} in all)"
-        )
-
-
-@dataclass(slots=True)
-class StepPlan:
-    """What the step computes, and what became of sequences while it was planned."""
-
-    chunks: list[Chunk] = field(default_factory=list)  # decode tokens first
-    started: list[Sequence] = field(default_factory=list)  # admitted for the first time
-    refused: list[tuple[Sequence, NeverFits]] = field(default_factory=list)
-    evicted: list[Sequence] = field(default_factory=list)  # outgrew the whole pool
-    preempted: list[Sequence] = field(default_factory=list)
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing at all happened."""
-        return not (self.chunks or self.refused or self.evicted or self.preempted)
+_EXPECTED_SEQUENCES = 16  # first ones of the queue whose hits are kept from eviction
 
 
 class Scheduler:
     """The waiting and the running sequences, and the policy that moves them."""
 
     def __init__(
-        self, manager: CacheManager, limits: SchedulerLimits, victims: VictimChooser
+        self,
+        manager: CacheManager,
+        limits: SchedulerLimits,
+        victims: VictimChooser,
+        tiers: SequenceTiers,
     ) -> None:
         self._manager = manager
         self._limits = limits
         self._victims = victims
+        self._tiers = tiers
+        self._expected: set[int] = set()  # waiting sequences whose hits are kept
         self._running: list[Sequence] = []  # in order of admission
         self._waiting = WaitingQueue()
         self._empty_steps = 0
@@ -104,11 +87,17 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence in whatever state; its blocks are free at once."""
         if sequence.state.is_queued:
-            self._waiting.remove(sequence)
+            self._leave_queue(sequence)
+            self._manager.forget(sequence.sequence_id)
         else:
             self._running.remove(sequence)
             self._manager.release(sequence.sequence_id)
         self._admission_may_change = True
+
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self._waiting.remove(sequence)
+        self._expected.discard(sequence.sequence_id)
+        self._tiers.let_go(sequence)
 
     def computed(self, chunk: Chunk) -> None:
         """Takes note that K and V of a chunk are written, and publishes full blocks."""
@@ -149,6 +138,9 @@ class Scheduler:
         Raises NoProgress when work stays undone without a reason.
         """
         plan = StepPlan()
+        self._manager.expire()
+        if self._tiers.poll():
+            self._admission_may_change = True
         self._grow_decodes(plan, now_seconds)
         budget = StepBudget(
             tokens=self._limits.max_step_tokens,
@@ -164,6 +156,7 @@ class Scheduler:
             self._turn_misfits_away(plan)
         if self._admission_may_change and not plan.preempted:
             self._admit(budget, plan, now_seconds)
+            self._expect_hits()
         self._detect_standstill(plan)
         return plan
 
@@ -197,7 +190,10 @@ class Scheduler:
         running = {sequence.sequence_id: sequence for sequence in self._running}
         for taken in preemption.victims:
             victim = running[taken.sequence_id]
-            self._manager.preempt(victim.sequence_id)
+            is_swapped = taken.mode is PreemptionMode.SWAP and self._tiers.swap_out(victim)
+            self._manager.preempt(
+                victim.sequence_id, keep_blocks=taken.keep_blocks, swapped=is_swapped
+            )
             self._running.remove(victim)
             victim.preempted(now_seconds)
             self._waiting.add(victim)
@@ -219,13 +215,10 @@ class Scheduler:
             if not budget.tokens or (self._is_full and not self._outranks_some(sequence.priority)):
                 return
             request = self._admission_request(sequence)
-            if request.use_cache and self._manager.pending_prefix(request):
-                deferred += 1  # another one computes this prefix right now: hit it, soon
-                continue
-            if self._excess_blocks and self._outgrows_new_pool(sequence):
-                deferred += 1  # refused when the new size is in force, if it ever is
-                continue
             answer = self._manager.admit(request)
+            if self._outgrows_new_pool(sequence) or self._awaits_hits(sequence, request, answer):
+                deferred += 1
+                continue
             while (self._is_full or isinstance(answer, NotNow)) and self._make_way(
                 sequence, answer, budget, plan, now_seconds
             ):
@@ -239,8 +232,7 @@ class Scheduler:
                     passed.skips += 1
             if len(too_big) + deferred >= _MAX_PASSED_OVER or self._is_due(too_big):
                 break
-        # What is spared as a victim today may have progressed in the next step.
-        self._admission_may_change = self._outranks_some(self._waiting.highest_priority)
+        self._admission_may_change = False
 
     @property
     def _excess_blocks(self) -> int:
@@ -248,15 +240,37 @@ class Scheduler:
         return max(0, self._manager.usable_blocks - self._pool_blocks)
 
     def _outgrows_new_pool(self, sequence: Sequence) -> bool:
-        return sequence.num_tokens > self._pool_blocks * self._manager.block_tokens
+        """Whether it is to be refused when a smaller pool is in force, if it ever is."""
+        return (
+            self._excess_blocks > 0
+            and sequence.num_tokens > self._pool_blocks * self._manager.block_tokens
+        )
 
     @property
     def _is_full(self) -> bool:
         return len(self._running) >= self._limits.running_sequences
 
-    def _outranks_some(self, priority: int | None) -> bool:
+    def _outranks_some(self, priority: int) -> bool:
         """Whether a running sequence ranks below `priority`."""
-        return priority is not None and any(s.priority < priority for s in self._running)
+        return any(sequence.priority < priority for sequence in self._running)
+
+    def _awaits_hits(
+        self, sequence: Sequence, request: AdmissionRequest, answer: Admission
+    ) -> bool:
+        """Whether it could start, but its prefix is about to be there: computed, or loaded."""
+        if not request.use_cache or isinstance(answer, NeverFits):
+            return False
+        if self._manager.pending_prefix(request):
+            return True
+        could_start = isinstance(answer, Fits) or self._outranks_some(sequence.priority)
+        return could_start and self._tiers.fetch(sequence)
+
+    def _expect_hits(self) -> None:
+        """Keeps the hits of those that are next from being evicted while they wait."""
+        for sequence in self._waiting.first(_EXPECTED_SEQUENCES):
+            if sequence.may_hit_cache and sequence.sequence_id not in self._expected:
+                self._expected.add(sequence.sequence_id)
+                self._manager.expect(self._admission_request(sequence))
 
     def _make_way(
         self,
@@ -297,6 +311,8 @@ class Scheduler:
             publish=spec.publish_blocks,
             headroom_blocks=self._limits.headroom_blocks + self._excess_blocks,
             resumed=spec.resumed or sequence.state is SequenceState.PREEMPTED,
+            tenant=spec.tenant,
+            retention=min(max(spec.priority, 0), RETENTION_LEVELS - 1),
         )
 
     def _turn_misfits_away(self, plan: StepPlan) -> None:
@@ -333,14 +349,15 @@ class Scheduler:
             return False
         if sequence.state is SequenceState.WAITING:
             plan.started.append(sequence)
-        self._waiting.remove(sequence)
-        sequence.admitted(self._manager.begin(fits), now_seconds)
+        cached_tokens = self._manager.begin(fits)
+        self._leave_queue(sequence)
+        sequence.admitted(cached_tokens, now_seconds)
         self._running.append(sequence)
         plan.chunks.append(Chunk(sequence, sequence.computed_tokens, count))
         return True
 
     def _detect_standstill(self, plan: StepPlan) -> None:
-        may_wait = not self.has_work or self._excess_blocks > 0
+        may_wait = not self.has_work or self._excess_blocks > 0 or self._tiers.is_loading
         self._empty_steps = self._empty_steps + 1 if plan.is_empty and not may_wait else 0
         if self._empty_steps >= _MAX_EMPTY_STEPS:
-            raise NoProgress(list(self._running), list(self._waiting))
+            raise NoProgress(self._empty_steps, list(self._running), list(self._waiting))

@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeAlias
 
-from kvcache import CacheManager
 from kvcache.errors import NativeCoreMissingError
+from kvcache.memory import ArenaMemory
 from service.config import EngineSettings
+from service.engine.caching import make_manager, make_offload
 from service.engine.channel import Channel, ChannelClosed
 from service.engine.core import EngineCore
 from service.engine.errors import StartError
@@ -41,11 +42,20 @@ def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
     began_seconds = time.monotonic()
     try:
         built = build(settings, channel.send)
-        manager = CacheManager(built.num_blocks, settings.block_tokens, core=settings.kv_core)
+        memory = ArenaMemory(built.arena)
+        manager = make_manager(settings, built.num_blocks, memory)
+        offload = make_offload(settings, manager, memory, built.fingerprint)
     except (StartError, ModelFileError, NativeCoreMissingError) as error:
         channel.send(StartFailed(str(error)))
         return EXIT_START_FAILED
-    core = EngineCore(built.runner, manager, built.arena, settings, built.max_context_tokens)
+    core = EngineCore(
+        built.runner,
+        manager,
+        built.arena,
+        settings,
+        built.max_context_tokens,
+        offload=offload,
+    )
     channel.send(
         Ready(
             model_version=built.model_version,

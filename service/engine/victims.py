@@ -13,6 +13,8 @@ from kvcache import (
     plan_preemption,
 )
 from service.engine.request import Sequence
+from service.engine.sequence_tiers import SequenceTiers
+from service.engine.tenancy import Tenancy
 
 _PREFILL_SHARE = 0.5  # of a step's tokens from which on its time tells the prefill rate
 
@@ -20,9 +22,17 @@ _PREFILL_SHARE = 0.5  # of a step's tokens from which on its time tells the pref
 class VictimChooser:
     """Plans preemptions of running sequences with the speeds measured so far."""
 
-    def __init__(self, manager: CacheManager, block_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        manager: CacheManager,
+        block_bytes: int,
+        tiers: SequenceTiers,
+        tenancy: Tenancy,
+    ) -> None:
         self._manager = manager
         self._block_bytes = block_bytes
+        self._tiers = tiers
+        self._tenancy = tenancy
         self._prefill = RateMeter()
         self._steps = RateMeter()
 
@@ -33,10 +43,8 @@ class VictimChooser:
             self._prefill.add(tokens, seconds)
 
     def for_growth(self, running: list[Sequence], needy: Sequence) -> PreemptionPlan | None:
-        """Victims for a running sequence that lacks a block; None if it is alone."""
-        return plan_preemption(
-            self._candidates(running), 1, self._rates(), needy_id=needy.sequence_id
-        )
+        """Victims for a running sequence that lacks a block; None if nobody but it can give one."""
+        return self._plan(self._helpful(running, needy), 1, needy_id=needy.sequence_id)
 
     def for_admission(
         self, running: list[Sequence], waiting: Sequence, short_blocks: int
@@ -46,18 +54,35 @@ class VictimChooser:
         `short_blocks` may be 0: then it lacks a place in the batch only. Where all that runs
         ranks lower it is enough whatever blocks they share, so one may go at a time.
         """
-        lower = [sequence for sequence in running if sequence.priority < waiting.priority]
-        progressed = [sequence for sequence in lower if sequence.progressed]
-        return plan_preemption(
-            self._candidates(progressed),
-            short_blocks,
-            self._rates(),
-            all_or_nothing=len(progressed) < len(running),
-        )
+        lower = [s for s in running if s.priority < waiting.priority and s.progressed]
+        givers = self._helpful(lower, waiting) if short_blocks else lower
+        return self._plan(givers, short_blocks, all_or_nothing=len(givers) < len(running))
 
     def for_shrinking(self, running: list[Sequence], blocks: int) -> PreemptionPlan | None:
         """Victims for a pool that is to be `blocks` smaller; None if nothing runs."""
-        return plan_preemption(self._candidates(running), blocks, self._rates())
+        return self._plan(running, blocks)
+
+    def _plan(
+        self,
+        sequences: list[Sequence],
+        short_blocks: int,
+        *,
+        needy_id: int | None = None,
+        all_or_nothing: bool = False,
+    ) -> PreemptionPlan | None:
+        return plan_preemption(
+            self._candidates(sequences),
+            short_blocks,
+            self._rates(),
+            host_free_blocks=self._tiers.host_room_blocks,
+            needy_id=needy_id,
+            all_or_nothing=all_or_nothing,
+        )
+
+    def _helpful(self, sequences: list[Sequence], needy: Sequence) -> list[Sequence]:
+        """Those whose blocks the tenant of `needy` may have."""
+        tenants = self._tenancy.helpful({s.spec.tenant for s in sequences}, needy.spec.tenant)
+        return [sequence for sequence in sequences if sequence.spec.tenant in tenants]
 
     def _rates(self) -> PreemptionRates:
         steps_per_second = self._steps.per_second
@@ -65,6 +90,7 @@ class VictimChooser:
             block_tokens=self._manager.block_tokens,
             block_bytes=self._block_bytes,
             prefill_tokens_per_second=self._prefill.per_second,
+            copy_bytes_per_second=self._tiers.copy_bytes_per_second,
             stall_seconds=1.0 / steps_per_second if steps_per_second else 0.0,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import hashlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,18 @@ def resolve_model(name_or_path: str) -> ModelSource:
     raise ModelFileError(
         path, "model", name_or_path, f"no such file or folder, and no alias (aliases: {aliases})"
     )
+
+
+def contents_digest(source: ModelSource) -> str:
+    """SHA-256 over all bytes of configuration and weights, in hex; reads the files whole."""
+    files = [source.path]
+    if source.kind is ModelKind.HF_FOLDER:
+        files = [source.path / "config.json", *sorted(source.path.glob("*.safetensors"))]
+    whole = hashlib.sha256()
+    for path in files:
+        with path.open("rb") as file:
+            whole.update(hashlib.file_digest(file, "sha256").digest())
+    return whole.hexdigest()
 
 
 def _packaged(alias: str, package: str) -> ModelSource:

@@ -7,7 +7,7 @@ import pytest
 from engine_fakes import EngineHarness, spec_of
 
 from service.engine.messages import FinishReason, SamplingParams
-from service.engine.scheduler import NoProgress
+from service.engine.step_plan import NoProgress
 
 
 def distinct_prompt(seed: int, tokens: int, vocab_size: int = 256) -> list[int]:

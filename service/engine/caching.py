@@ -1,0 +1,100 @@
+"""Makes the cache manager and the tiers below it, as the settings say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvcache import CacheManager
+from kvcache.admission import RETENTION_LEVELS
+from kvcache.host_memory import available_memory_bytes
+from kvcache.memory import BlockMemory
+from kvcache.tiers import Fingerprint, Tier, TierError
+from kvcache.tiers.disk import DiskTier
+from kvcache.tiers.host import HostTier
+from kvcache.tiers.loads import LoadLimits
+from kvcache.tiers.offload import Offload
+from kvcache.tiers.remote_redis import RedisTier
+from kvcache.tiers.sizing import affordable_bytes
+from service.config import EngineSettings
+from service.config.about import MIB
+from service.config.tenants import parse_tenant_shares
+from service.engine.errors import StartError
+from service.engine.tenancy import shares_in_blocks
+
+_SPARE_BYTES = 512 * MIB  # of the host's memory, for what else the process will need
+_REMOTE_SECONDS = 7 * 86_400  # how long a remote store keeps a block that nobody asks for
+
+
+def make_manager(
+    settings: EngineSettings,
+    num_blocks: int,
+    memory: BlockMemory,
+    clock: Callable[[], float] = time.monotonic,
+) -> CacheManager:
+    """A manager of `num_blocks`, the null block included.
+
+    Raises NativeCoreMissingError when the settings demand a core that is not there.
+    """
+    percents = parse_tenant_shares(settings.tenant_shares or "")
+    ttl_seconds = [0.0] + [settings.priority_cache_seconds] * (RETENTION_LEVELS - 1)
+    return CacheManager(
+        num_blocks,
+        settings.block_tokens,
+        core=settings.kv_core,
+        memory=memory,
+        tenants=shares_in_blocks(percents, num_blocks - 1),
+        retention_ttl_seconds=ttl_seconds,
+        clock=clock,
+    )
+
+
+def make_offload(
+    settings: EngineSettings,
+    manager: CacheManager,
+    memory: BlockMemory,
+    fingerprint: Fingerprint,
+    clock: Callable[[], float] = time.monotonic,
+) -> Offload | None:
+    """The tiers, or None where they are off or the host has no memory for one block.
+
+    Raises StartError when a tier cannot be opened.
+    """
+    block_bytes = fingerprint.layout.block_bytes
+    if settings.host_cache_bytes == 0:
+        return None
+    host_bytes = affordable_bytes(settings.host_cache_bytes, _SPARE_BYTES, available_memory_bytes())
+    if host_bytes < block_bytes:
+        return None
+    try:
+        return Offload(
+            manager,
+            memory,
+            fingerprint.digest,
+            HostTier(block_bytes, host_bytes),
+            disk=_disk(settings, fingerprint),
+            remote=_remote(settings, fingerprint),
+            limits=LoadLimits(lease_seconds=settings.tier_timeout_seconds),
+            clock=clock,
+        )
+    except TierError as error:
+        raise StartError(str(error)) from error
+
+
+def _disk(settings: EngineSettings, fingerprint: Fingerprint) -> Tier | None:
+    if settings.disk_cache_folder is None:
+        return None
+    folder = Path(settings.disk_cache_folder).expanduser()
+    return DiskTier(folder, fingerprint.digest, settings.disk_cache_bytes)
+
+
+def _remote(settings: EngineSettings, fingerprint: Fingerprint) -> Tier | None:
+    if settings.remote_cache_url is None:
+        return None
+    return RedisTier(
+        settings.remote_cache_url,
+        fingerprint.digest,
+        ttl_seconds=_REMOTE_SECONDS,
+        timeout_seconds=settings.tier_timeout_seconds,
+    )

@@ -1,0 +1,94 @@
+"""What the tiers below the pool do for sequences: bring prefixes back, keep victims."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvcache.tiers.transfer import TransferState
+from service.engine.messages import TierFigures
+from service.engine.request import Sequence
+
+if TYPE_CHECKING:
+    from kvcache.tiers.offload import Offload
+    from kvcache.tiers.transfer import Transfer
+
+
+class SequenceTiers:
+    """Loads and swaps by sequence. Without an `Offload` there is nothing to load or swap to."""
+
+    def __init__(self, offload: Offload | None = None) -> None:
+        self._offload = offload
+        self._transfers: dict[int, Transfer | None] = {}  # of waiting sequences that asked
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a waiting sequence has blocks on their way."""
+        return any(t is not None and not t.is_over for t in self._transfers.values())
+
+    @property
+    def host_room_blocks(self) -> int:
+        """Blocks that can be swapped out now."""
+        return 0 if self._offload is None else self._offload.host_room_blocks
+
+    @property
+    def copy_bytes_per_second(self) -> float | None:
+        """Measured speed of copies, the mean of there and back; None while not measured."""
+        if self._offload is None:
+            return None
+        rates = self._offload.rates
+        there, back = rates.to_host_bytes_per_second, rates.to_device_bytes_per_second
+        if there is None or back is None:
+            return there
+        return 2.0 / (1.0 / there + 1.0 / back)
+
+    def poll(self) -> bool:
+        """To be called once a step: goes on with the loads; whether any were under way."""
+        if self._offload is None:
+            return False
+        was_loading = self.is_loading
+        self._offload.poll()
+        return was_loading
+
+    def fetch(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence has blocks on their way, which are worth waiting for.
+
+        Asks for them the first time; what has come or failed is not asked for again before
+        the sequence has run.
+        """
+        if self._offload is None:
+            return False
+        if sequence.sequence_id not in self._transfers:
+            spec = sequence.spec
+            self._transfers[sequence.sequence_id] = self._offload.prefetch(
+                spec.namespace, sequence.token_ids, spec.tenant
+            )
+        transfer = self._transfers[sequence.sequence_id]
+        return transfer is not None and not transfer.is_over
+
+    def swap_out(self, sequence: Sequence) -> bool:
+        """Copies a running sequence to the host, before it is preempted; False: no room."""
+        return self._offload is not None and self._offload.swap_out(sequence.sequence_id) > 0
+
+    def let_go(self, sequence: Sequence) -> None:
+        """It waits no longer, or runs: ends its loads, and lets go of what was swapped out."""
+        if self._offload is None:
+            return
+        transfer = self._transfers.pop(sequence.sequence_id, None)
+        if transfer is not None and not transfer.is_over:
+            self._offload.cancel(transfer)
+        self._offload.forget(sequence.sequence_id)
+
+    def figures(self) -> TierFigures | None:
+        """Figures of this moment; None without tiers."""
+        if self._offload is None:
+            return None
+        stats = self._offload.stats()
+        return TierFigures(
+            host_bytes=stats.host.used_bytes or 0,
+            host_capacity_bytes=stats.host.capacity_bytes or 0,
+            spilled_blocks=stats.spilled_blocks,
+            lost_blocks=stats.unspilled_blocks,
+            loaded_blocks=stats.loaded_blocks,
+            loads=stats.open_transfers,
+            expired_loads=stats.ended_transfers.get(TransferState.EXPIRED, 0),
+        )
