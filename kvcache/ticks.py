@@ -7,12 +7,12 @@ from bisect import bisect_right
 import numpy as np
 from numpy.typing import NDArray
 
-_MARK_SECONDS = 1.0  # between two marks
+_MARK_SECONDS = 1.0  # that a mark stands for
 NO_TICK = -1
 
 
 class TickClock:
-    """Remembers which tick it was when, at most once a second.
+    """Remembers which tick it was when: one mark a second, of the last tick in it.
 
     The last `recent` marks are kept as they are; of those before, every second one is dropped
     whenever as many have come together again. So memory is bounded, and the error grows with
@@ -28,6 +28,7 @@ class TickClock:
     def note(self, now_seconds: float, tick: int) -> None:
         """It is this tick now. Cheap: call it at every release."""
         if now_seconds < self._next_seconds:
+            self._seconds[-1], self._ticks[-1] = now_seconds, tick
             return
         self._next_seconds = now_seconds + _MARK_SECONDS
         self._seconds.append(now_seconds)
