@@ -1,52 +1,76 @@
-// Pool, prefix index and live sequences as one machine; kvcache.core has the contract.
+// Pool, prefix index and holders as one machine; kvcache.core has the contract.
 #pragma once
 
 #include <algorithm>
-#include <cstring>
+#include <array>
+#include <deque>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
 
-#include "digest.hpp"
+#include "eviction_memory.hpp"
+#include "holder.hpp"
 #include "index.hpp"
+#include "journal.hpp"
 #include "pool.hpp"
 #include "types.hpp"
 
 namespace kvcache {
 
-// Tokens that a caller lends; they need not be aligned.
-struct TokenSpan {
-  const Token* data;
-  std::size_t size;
-  const Token* block(std::size_t number, std::size_t block_tokens) const { return data + number * block_tokens; }
+// What a holder takes of the index.
+struct Hits {
+  std::int64_t cached = 0;  // that are CACHED
+  std::int64_t used = 0;    // that are CACHED or EXPECTED, and in use from then on
 };
 
 struct Match {
   std::int64_t blocks = 0;
-  std::int64_t evictable_blocks = 0;
-  BlockId end = kNullBlock;  // the last matched block
+  std::int64_t idle_blocks = 0;  // of these, CACHED or EXPECTED
+  BlockId end = kNullBlock;      // the last matched block
 };
 
-struct Counts {
-  std::int64_t free, cached, held, shared, reserved, live_sequences, deduplicated, evicted;
+// What a holder is, beside its tokens.
+struct Terms {
+  HolderKind kind;
+  BlockClass block_class;
+  bool publish;
+  bool is_reuse;
 };
 
 class Core {
  public:
-  Core(BlockId num_blocks, std::size_t block_tokens, EvictionRule rule, int digest_bits)
+  Core(BlockId num_blocks, std::size_t block_tokens, EvictionRule rule, bool record_events, int digest_bits)
       : block_tokens_(block_tokens),
         pool_(num_blocks, rule),
         index_(num_blocks, block_tokens, digest_bits),
-        evictions_(static_cast<std::size_t>(num_blocks) / 2) {}
+        evictions_(static_cast<std::size_t>(num_blocks) / 2),
+        pending_(index_),
+        journal_(record_events) {}
+
+  // --- figures ---
 
   std::uint64_t version() const { return version_; }
-  std::int64_t available_blocks() const { return pool_.free_blocks() + pool_.cached_blocks(); }
-  std::int64_t live_sequences() const { return static_cast<std::int64_t>(sequences_.size()); }
+  BlockId num_blocks() const { return pool_.num_blocks(); }
+  std::size_t block_tokens() const { return block_tokens_; }
+  const Pool& pool() const { return pool_; }
+  std::int64_t live_sequences() const { return live_sequences_; }
+  std::int64_t reserved_blocks() const { return reserved_; }
+  std::int64_t slack_tokens() const { return slack_; }
+  std::int64_t deduplicated_blocks() const { return deduplicated_; }
+  std::int64_t evicted_blocks() const { return evicted_; }
 
-  Counts counts() const {
-    return {pool_.free_blocks(), pool_.cached_blocks(), pool_.held_blocks(), pool_.shared_blocks(),
-            reserved_,           live_sequences(),      deduplicated_,       evicted_};
+  std::int64_t available_blocks(int group) const {
+    const Groups& groups = pool_.groups();
+    const std::int64_t spare = groups.spare(group, idle_blocks());
+    return std::max<std::int64_t>(0, groups.within_quota(group, spare, groups.at(group).in_use));
+  }
+
+  // The group of a namespace; -1 if it has neither blocks nor holders.
+  int namespace_group(const std::string& name) const {
+    const RootId root = index_.find_root(name);
+    return root == kNoRoot ? -1 : index_.group(root);
   }
 
   // --- lookups ---
@@ -60,10 +84,23 @@ class Core {
       const BlockId block = index_.find(parent, tokens.block(number, block_tokens_));
       if (block == kNullBlock) break;
       ++found.blocks;
-      found.evictable_blocks += pool_.holders(block) == 0;
+      found.idle_blocks += pool_.is_idle(block);
       parent = found.end = block;
     }
     return found;
+  }
+
+  // A block that goes on like `tokens` behind the match, and how many of its tokens do so. The
+  // last of `tokens` is left out: it is always computed.
+  std::pair<BlockId, std::int64_t> partial_match(const std::string& name, TokenSpan tokens, const Match& match) const {
+    const RootId root = index_.find_root(name);
+    const std::size_t known = static_cast<std::size_t>(match.blocks) * block_tokens_;
+    if (root == kNoRoot || tokens.size < known + 2) return {kNullBlock, 0};
+    const Token* rest = tokens.data + known;
+    const std::size_t most = std::min(block_tokens_, tokens.size - known - 1);
+    const BlockId block = index_.find_beginning(match.blocks > 0 ? match.end : as_parent(root), *rest);
+    if (block == kNullBlock) return {kNullBlock, 0};
+    return {block, std::mismatch(rest, rest + most, index_.tokens_of(block)).first - rest};
   }
 
   // Blocks right behind the match that were evicted not long ago.
@@ -89,156 +126,86 @@ class Core {
 
   // The most leading blocks that `tokens` share with a prompt that is being computed.
   std::int64_t pending_blocks(const std::string& name, TokenSpan tokens, std::size_t max_blocks) const {
-    const RootId root = index_.find_root(name);
-    if (root == kNoRoot || max_blocks == 0) return 0;
-    const auto group = pending_.find(index_.chain(as_parent(root), tokens.data));
-    if (group == pending_.end()) return 0;
-    std::size_t longest = 0;
-    for (const Sequence* sequence : group->second) {
-      if (sequence->root != root) continue;
-      const std::size_t most = std::min(max_blocks, sequence->prompt_tokens / block_tokens_);
-      longest = std::max(longest, common_blocks(*sequence, tokens, most));
-    }
-    return static_cast<std::int64_t>(longest);
+    return pending_.longest(index_.find_root(name), tokens, max_blocks);
   }
 
-  // --- the life of a sequence ---
+  // --- the life of a holder ---
 
-  bool is_live(SequenceId id) const { return sequences_.count(id) > 0; }
+  bool is_live(HolderId id) const { return holders_.count(id) > 0; }
 
-  void begin(SequenceId id, const std::string& name, TokenSpan tokens, bool publish, const Match& match,
-             bool is_reuse) {
-    if (is_live(id)) throw DuplicateSequenceError();
-    const auto hits = static_cast<std::size_t>(match.blocks);
-    const std::size_t needed = (tokens.size + block_tokens_ - 1) / block_tokens_;
-    const auto fresh = static_cast<std::int64_t>(needed - hits);
-    const std::int64_t available = available_blocks() - match.evictable_blocks;
-    if (fresh > available) throw OutOfBlocksError(fresh, available);
-
-    Sequence starting;
-    starting.id = id;
-    starting.serial = ++begun_;
-    starting.publish = publish;
-    starting.tokens.resize(tokens.size);
-    std::memcpy(starting.tokens.data(), tokens.data, tokens.size * sizeof(Token));
-    starting.prompt_tokens = tokens.size;
-    starting.computed_tokens = hits * block_tokens_;
-    starting.published_blocks = hits;
-    starting.table = path(name, tokens, match);
-    starting.table.resize(needed);
-    starting.root = index_.acquire_root(name);
-    Sequence& sequence = sequences_.emplace(id, std::move(starting)).first->second;
-
-    // Several requests at one time, such as the candidates of one prompt, are one use.
-    const bool marks = is_reuse && hits > 0 && pool_.holders(match.end) == 0;
-    for (std::size_t number = 0; number < hits; ++number) {
-      pool_.hold(sequence.table[number], id);
-      if (marks) pool_.mark_reused(sequence.table[number]);
-    }
-    make_room(fresh);
-    for (std::size_t number = hits; number < needed; ++number) sequence.table[number] = pool_.allocate(id);
-    if (publish && sequence.prompt_tokens >= block_tokens_) {
-      pending_[pending_key(sequence)].push_back(&sequence);
-      sequence.is_pending = true;
-    }
-    reserved_ += unwritten_blocks(sequence);
-    changed();
-  }
+  void begin(HolderId id, const std::string& name, TokenSpan tokens, const Match& match, const Terms& terms);
 
   // Answers 0, or the blocks missing; then nothing has changed.
-  std::int64_t append(SequenceId id, Token token) {
-    Sequence& sequence = find(id);
-    if (sequence.tokens.size() == sequence.table.size() * block_tokens_) {
-      if (available_blocks() == 0) return 1;
-      sequence.table.reserve(sequence.table.size() + 1 + sequence.table.size() / 2);
-      make_room(1);
-      sequence.table.push_back(pool_.allocate(id));
-      ++reserved_;
-    }
-    sequence.tokens.push_back(token);
-    changed();
-    return 0;
-  }
+  std::int64_t append(HolderId id, Token token);
 
-  void commit(SequenceId id, std::int64_t computed_tokens) {
-    Sequence& sequence = find(id);
-    const auto target = static_cast<std::size_t>(computed_tokens);
-    if (computed_tokens < 0 || target < sequence.computed_tokens || target > sequence.tokens.size()) {
-      throw InvalidArgumentError("computed_tokens",
-                                 "from " + std::to_string(sequence.computed_tokens) + " (computed before) to " +
-                                     std::to_string(sequence.tokens.size()) + " (the tokens of sequence " +
-                                     std::to_string(id) + ")");
-    }
-    if (target >= sequence.prompt_tokens) discard_pending(sequence);
-    reserved_ -= unwritten_blocks(sequence);
-    sequence.computed_tokens = target;
-    reserved_ += unwritten_blocks(sequence);
-    if (sequence.publish) publish(sequence, target / block_tokens_);
-    changed();
-  }
+  void commit(HolderId id, std::int64_t computed_tokens);
+  bool release(HolderId id);
 
-  bool release(SequenceId id) {
-    const auto found = sequences_.find(id);
-    if (found == sequences_.end()) return false;
-    Sequence& sequence = found->second;
-    discard_pending(sequence);
-    reserved_ -= unwritten_blocks(sequence);
-    pool_.tick();
-    // From the tail up, as the order of eviction demands.
-    for (auto block = sequence.table.rbegin(); block != sequence.table.rend(); ++block) pool_.release(*block, id);
-    index_.release_root(sequence.root);
-    sequences_.erase(found);
-    changed();
-    return true;
-  }
+  // A second sequence with the tokens and the progress of a live one. Answers what to copy: the
+  // parent's block that is computed in part, and the child's.
+  std::optional<std::pair<BlockId, BlockId>> fork(HolderId parent_id, HolderId child_id);
 
-  const std::vector<BlockId>& block_table(SequenceId id) const { return find(id).table; }
-  std::int64_t num_tokens(SequenceId id) const { return static_cast<std::int64_t>(find(id).tokens.size()); }
-  std::int64_t computed_tokens(SequenceId id) const { return static_cast<std::int64_t>(find(id).computed_tokens); }
+  // --- one holder, and many ---
 
-  std::int64_t exclusive_blocks(SequenceId id) const {
+  const Holder& holder(HolderId id) const { return find(id); }
+
+  std::int64_t exclusive_blocks(HolderId id) const {
     const auto& table = find(id).table;
     return std::count_if(table.begin(), table.end(), [this](BlockId block) { return pool_.holders(block) == 1; });
   }
 
   // The sequences with the longest tables; of equal ones those that began earlier.
-  std::vector<SequenceId> largest_holders(std::size_t count) const {
-    std::vector<const Sequence*> all;
-    all.reserve(sequences_.size());
-    for (const auto& entry : sequences_) all.push_back(&entry.second);
+  std::vector<HolderId> largest_holders(std::size_t count) const {
+    std::vector<const Holder*> all;
+    all.reserve(holders_.size());
+    for (const auto& entry : holders_) {
+      if (entry.second.is_sequence()) all.push_back(&entry.second);
+    }
     count = std::min(count, all.size());
     std::partial_sort(all.begin(), all.begin() + static_cast<std::ptrdiff_t>(count), all.end(),
-                      [](const Sequence* left, const Sequence* right) {
+                      [](const Holder* left, const Holder* right) {
                         if (left->table.size() != right->table.size()) return left->table.size() > right->table.size();
                         return left->serial < right->serial;
                       });
-    std::vector<SequenceId> ids(count);
+    std::vector<HolderId> ids(count);
     for (std::size_t place = 0; place < count; ++place) ids[place] = all[place]->id;
     return ids;
   }
 
   // --- the whole ---
 
-  // Forgets one namespace (null: all). Answers blocks freed, and blocks that are still held.
-  std::pair<std::int64_t, std::int64_t> flush(const std::string* name) {
-    const RootId root = name == nullptr ? kNoRoot : index_.find_root(*name);
-    std::int64_t freed = 0, kept = 0;
-    if (name == nullptr || root != kNoRoot) {
-      for (auto& entry : sequences_) {
-        if (name != nullptr && entry.second.root != root) continue;
-        discard_pending(entry.second);
-        entry.second.publish = false;
-        entry.second.is_indexed = false;
-      }
-      for (const BlockId block : index_.members(root)) {
-        (pool_.holders(block) == 0 ? freed : kept) += 1;
-        index_.remove(block);
-        pool_.unpublish(block, kFlush);
-      }
-    }
+  void set_group(int group, std::int64_t floor_blocks, std::int64_t quota_blocks) {
+    pool_.groups().set(group, floor_blocks, quota_blocks);
     changed();
-    return {freed, kept};
   }
+
+  // No expiry falls, and none is above that of the level below: a block never outlives what leads to it.
+  void set_expiry(int level, std::int64_t tick) {
+    EvictionRings& rings = pool_.rings();
+    const std::int64_t low = rings.expiry(level), high = level == 1 ? rings.now() : rings.expiry(level - 1);
+    if (tick < low || tick > high) {
+      throw InvalidArgumentError("tick", tick, "from " + std::to_string(low) + " to " + std::to_string(high));
+    }
+    rings.set_expiry(level, tick);
+    changed();
+  }
+
+  // Evicts up to `count` blocks, whoever they are kept for. Answers how many.
+  std::int64_t evict(std::int64_t count) {
+    count = std::min(count, pool_.count(BlockState::kCached));
+    for (std::int64_t left = count; left > 0; --left) evict_one(kEveryGroup);
+    changed();
+    return count;
+  }
+
+  // Grows, or shrinks by moving what is left at the tail. Answers the moves.
+  std::vector<std::pair<BlockId, BlockId>> resize(BlockId num_blocks);
+
+  // Forgets one namespace (null: all). Answers blocks freed, and blocks that are still held.
+  std::pair<std::int64_t, std::int64_t> flush(const std::string* name);
+
+  Journal& journal() { return journal_; }
+  std::deque<Sample> drain_samples() { return pool_.samples().drain(); }
 
   // Calls `visit` with namespace, parent, block and tokens for everything in the index, parents
   // first.
@@ -246,175 +213,81 @@ class Core {
   void each_indexed(Visit visit) const { index_.each(visit); }
 
   void check() const { pool_.check(); }
-
-  // Pool, index and sequences against each other, O(everything).
-  void audit() const {
-    pool_.audit();
-    std::vector<std::uint32_t> holders(static_cast<std::size_t>(pool_.num_blocks()));
-    std::vector<std::int64_t> root_users;
-    std::int64_t reserved = 0;
-    std::size_t pending = 0;
-    for (const auto& entry : sequences_) {
-      const Sequence& sequence = entry.second;
-      audit_sequence(sequence);
-      for (const BlockId block : sequence.table) ++holders[static_cast<std::size_t>(block)];
-      const auto root = static_cast<std::size_t>(sequence.root);
-      if (root_users.size() <= root) root_users.resize(root + 1);
-      ++root_users[root];
-      reserved += unwritten_blocks(sequence);
-      pending += sequence.is_pending;
-    }
-    if (reserved != reserved_) throw ConservationError("the count of reserved blocks is wrong");
-    for (const auto& group : pending_) pending -= group.second.size();
-    if (pending != 0) throw ConservationError("the pending prefixes are not those of the sequences in prefill");
-    index_.audit(std::move(root_users));
-    for (BlockId block = 1; block < pool_.num_blocks(); ++block) {
-      if (pool_.holders(block) != holders[static_cast<std::size_t>(block)]) {
-        throw ConservationError("block " + std::to_string(block) + " has " + std::to_string(pool_.holders(block)) +
-                                " references, " + std::to_string(holders[static_cast<std::size_t>(block)]) + " holders");
-      }
-      if (pool_.is_published(block) != index_.contains(block)) {
-        throw ConservationError("pool and index disagree on block " + std::to_string(block));
-      }
-      if (!index_.contains(block) || is_root(index_.parent(block))) continue;
-      if (pool_.holders(index_.parent(block)) < pool_.holders(block)) {
-        throw ConservationError("block " + std::to_string(block) + " has more holders than the one before it");
-      }
-    }
-    audit_eviction();
-  }
+  void audit() const;
 
  private:
-  struct Sequence {
-    SequenceId id = 0;
-    std::uint64_t serial = 0;  // in the order of begin
-    RootId root = kNoRoot;
-    bool publish = false;
-    bool is_indexed = true;  // its published blocks are a path of the index, until a flush
-    bool is_pending = false;
-    std::vector<Token> tokens;
-    std::vector<BlockId> table;
-    std::size_t prompt_tokens = 0;
-    std::size_t computed_tokens = 0;
-    std::size_t published_blocks = 0;  // leading blocks of the table that are those of the index
-  };
+  static constexpr std::uint32_t kEveryGroup = ~std::uint32_t{0};
 
-  Sequence& find(SequenceId id) { return const_cast<Sequence&>(std::as_const(*this).find(id)); }
+  Holder& find(HolderId id) { return const_cast<Holder&>(std::as_const(*this).find(id)); }
 
-  const Sequence& find(SequenceId id) const {
-    const auto found = sequences_.find(id);
-    if (found == sequences_.end()) throw UnknownSequenceError();
+  const Holder& find(HolderId id) const {
+    const auto found = holders_.find(id);
+    if (found == holders_.end()) throw UnknownSequenceError();
     return found->second;
   }
 
-  // The blocks of a match in order. Their tokens are compared again on the way: with a stale
-  // match the sequence would be served the K and V of something else.
-  std::vector<BlockId> path(const std::string& name, TokenSpan tokens, const Match& match) const {
-    std::vector<BlockId> blocks(static_cast<std::size_t>(match.blocks));
-    Parent step = match.blocks > 0 ? match.end : as_parent(index_.find_root(name));
-    for (std::size_t number = blocks.size(); number > 0; --number) {
-      if (step <= kNullBlock || !index_.is(step, index_.parent(step), tokens.block(number - 1, block_tokens_))) {
-        throw ConservationError("a match is not in the index any more");
-      }
-      blocks[number - 1] = step;
-      step = index_.parent(step);
-    }
-    if (step != as_parent(index_.find_root(name))) throw ConservationError("a match is of another namespace");
-    return blocks;
+  std::vector<BlockId> path(const std::string& name, TokenSpan tokens, const Match& match) const;
+
+  // --- room ---
+
+  std::int64_t idle_blocks() const {
+    return pool_.free_blocks() + pool_.count(BlockState::kCached) + pool_.count(BlockState::kExpected);
   }
 
-  std::int64_t unwritten_blocks(const Sequence& sequence) const {
-    const std::size_t written = (sequence.computed_tokens + block_tokens_ - 1) / block_tokens_;
-    return static_cast<std::int64_t>(sequence.table.size() - written);
+  // The blocks that a holder of the group can have now.
+  std::int64_t obtainable(int group) const { return obtainable(group, Hits()); }
+
+  // The same for one that holds hits, as if it did so already. EXPECTED blocks are available, but
+  // not evicted.
+  std::int64_t obtainable(int group, const Hits& hits) const {
+    const Groups& groups = pool_.groups();
+    const Groups::Group& own = groups.at(group);
+    const std::int64_t spare = groups.spare(group, idle_blocks() - hits.used);
+    const std::int64_t reachable = groups.reachable(group, pool_.free_blocks(), pool_.count(BlockState::kCached)) - hits.cached;
+    return std::max<std::int64_t>(0, groups.within_quota(group, std::min(spare, reachable), own.in_use + own.expected + hits.cached));
   }
 
-  std::size_t common_blocks(const Sequence& sequence, TokenSpan tokens, std::size_t most) const {
-    std::size_t number = 0;
-    while (number < most && std::memcmp(sequence.tokens.data() + number * block_tokens_,
-                                        tokens.block(number, block_tokens_), index_.block_bytes()) == 0) {
-      ++number;
-    }
-    return number;
+  void require_room(std::int64_t fresh, int group, HolderKind kind, const std::vector<BlockId>& blocks) const;
+
+  // Evicts until `count` blocks are free and the quota of the group allows them. There are enough.
+  void make_room(std::int64_t count, int group) {
+    if (count == 0) return;
+    for (std::int64_t excess = pool_.groups().excess(group, count); excess > 0; --excess) evict_one(std::uint32_t{1} << group);
+    while (pool_.free_blocks() < count) evict_one(pool_.groups().evictable_for(group));
   }
 
-  Digest pending_key(const Sequence& sequence) const {
-    return index_.chain(as_parent(sequence.root), sequence.tokens.data());
+  void evict_one(std::uint32_t groups) {
+    const BlockId victim = pool_.rings().victim(groups);
+    if (victim == kNullBlock) throw ConservationError("there is no block to evict, against the books");
+    evictions_.remember(index_.digest(victim));
+    journal_.removed(victim);
+    index_.remove(victim);
+    pool_.unpublish(victim, kEviction);
+    ++evicted_;
   }
 
-  // Its prefill is done, or it will not publish.
-  void discard_pending(Sequence& sequence) {
-    if (!sequence.is_pending) return;
-    sequence.is_pending = false;
-    const auto group = pending_.find(pending_key(sequence));
-    auto& members = group->second;
-    members.erase(std::find(members.begin(), members.end(), &sequence));
-    if (members.empty()) pending_.erase(group);
+  // --- holders ---
+
+  Holder& start(Holder starting, std::size_t shared);
+  void publish(Holder& holder, std::size_t full_blocks);
+
+  // Takes a sequence into the sums over all of them; `uncount` takes it out while it changes.
+  void count(const Holder& holder) { count(holder, +1); }
+  void uncount(const Holder& holder) { count(holder, -1); }
+
+  void count(const Holder& holder, int sign) {
+    if (!holder.is_sequence()) return;
+    const std::size_t written = (holder.computed_tokens + block_tokens_ - 1) / block_tokens_;
+    reserved_ += sign * static_cast<std::int64_t>(holder.table.size() - written);
+    slack_ += sign * static_cast<std::int64_t>(holder.table.size() * block_tokens_ - holder.tokens.size());
   }
 
-  // Evicts until `count` blocks are free. The caller knows that there are enough.
-  void make_room(std::int64_t count) {
-    while (pool_.free_blocks() < count) {
-      const BlockId victim = pool_.victim();
-      evictions_.remember(index_.digest(victim));
-      index_.remove(victim);
-      pool_.unpublish(victim, kEviction);
-      ++evicted_;
-    }
-  }
+  // Holders of each block by kind.
+  using BlockHolders = std::vector<std::array<std::int64_t, kHolderKinds>>;
 
-  // Gives the blocks up to `full_blocks` to the index. Where it has a block of the same prefix
-  // already, the sequence takes that one and its own copy is freed.
-  void publish(Sequence& sequence, std::size_t full_blocks) {
-    for (std::size_t& number = sequence.published_blocks; number < full_blocks; ++number) {
-      const Parent parent = number == 0 ? as_parent(sequence.root) : sequence.table[number - 1];
-      const Token* tokens = sequence.tokens.data() + number * block_tokens_;
-      BlockId& block = sequence.table[number];
-      const BlockId known = index_.find(parent, tokens);
-      if (known == kNullBlock) {
-        pool_.publish(block, sequence.id);
-        index_.insert(block, parent, tokens);
-      } else {
-        pool_.hold(known, sequence.id);
-        pool_.release(block, sequence.id);
-        block = known;
-        ++deduplicated_;
-      }
-    }
-  }
-
-  // Of two cached blocks, the one that continues the other goes first.
-  void audit_eviction() const {
-    std::vector<std::size_t> place(static_cast<std::size_t>(pool_.num_blocks()));
-    std::size_t next = 0;
-    pool_.each_cached([&](BlockId block) { place[static_cast<std::size_t>(block)] = ++next; });
-    pool_.each_cached([&](BlockId block) {
-      const Parent parent = index_.parent(block);
-      if (!is_root(parent) && pool_.holders(parent) == 0 &&
-          place[static_cast<std::size_t>(parent)] < place[static_cast<std::size_t>(block)]) {
-        throw ConservationError("block " + std::to_string(block) + " would be evicted after the one before it");
-      }
-    });
-  }
-
-  void audit_sequence(const Sequence& sequence) const {
-    const std::string name = "sequence " + std::to_string(sequence.id);
-    const std::size_t needed = (sequence.tokens.size() + block_tokens_ - 1) / block_tokens_;
-    if (sequence.table.size() != needed) throw ConservationError(name + " has blocks that do not fit its tokens");
-    std::vector<BlockId> sorted = sequence.table;
-    std::sort(sorted.begin(), sorted.end());
-    if (std::adjacent_find(sorted.begin(), sorted.end()) != sorted.end()) throw ConservationError(name + " has a block twice");
-    const bool is_prefilling = sequence.publish && sequence.computed_tokens < sequence.prompt_tokens;
-    if (sequence.is_pending != (is_prefilling && sequence.prompt_tokens >= block_tokens_)) {
-      throw ConservationError(name + " is pending against its state");
-    }
-    if (!sequence.is_indexed) return;
-    for (std::size_t number = 0; number < sequence.published_blocks; ++number) {
-      const Parent parent = number == 0 ? as_parent(sequence.root) : sequence.table[number - 1];
-      if (!index_.is(sequence.table[number], parent, sequence.tokens.data() + number * block_tokens_)) {
-        throw ConservationError("the path of " + name + " is not its own");
-      }
-    }
-  }
+  void audit_holder(const Holder& holder) const;
+  void audit_blocks(const BlockHolders& holders) const;
+  void audit_eviction() const;
 
   void changed() {
     ++version_;
@@ -425,9 +298,12 @@ class Core {
   Pool pool_;
   Index index_;
   EvictionMemory evictions_;
-  std::unordered_map<SequenceId, Sequence> sequences_;
-  std::unordered_map<Digest, std::vector<Sequence*>> pending_;  // by namespace and first block
-  std::int64_t reserved_ = 0;                                   // blocks in tables without a computed token
+  std::unordered_map<HolderId, Holder> holders_;
+  PendingPrefixes pending_;
+  Journal journal_;
+  std::int64_t live_sequences_ = 0;
+  std::int64_t reserved_ = 0;  // blocks in tables of sequences without a computed token
+  std::int64_t slack_ = 0;     // slots in tables of sequences without a token
   std::int64_t deduplicated_ = 0;
   std::int64_t evicted_ = 0;
   std::uint64_t begun_ = 0;

@@ -1,13 +1,16 @@
 // The prefix index: which block holds the K and V of which tokens.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "digest.hpp"
+#include "hints.hpp"
 #include "types.hpp"
 
 namespace kvcache {
@@ -34,6 +37,7 @@ class Index {
         entries_(static_cast<std::size_t>(num_blocks)),
         buckets_(entries_.size(), kNullBlock),
         tokens_(entries_.size() * block_tokens),
+        hints_(num_blocks),
         digester_(digest_bits) {}
 
   bool contains(BlockId block) const { return at(block).parent != kNotIndexed; }
@@ -47,7 +51,8 @@ class Index {
     return found == root_ids_.end() ? kNoRoot : found->second;
   }
 
-  RootId acquire_root(const std::string& name) {
+  // A new one is of `group`.
+  RootId acquire_root(const std::string& name, int group) {
     RootId id = find_root(name);
     if (id == kNoRoot) {
       if (vacant_roots_.empty()) {
@@ -57,8 +62,12 @@ class Index {
       id = vacant_roots_.back();
       root_ids_.emplace(name, id);
       vacant_roots_.pop_back();
-      root(id) = {name, name_digest(name), 0};
+      root(id) = {name, name_digest(name), group, 0};
     }
+    return acquire_root(id);
+  }
+
+  RootId acquire_root(RootId id) {
     ++root(id).users;
     return id;
   }
@@ -70,6 +79,9 @@ class Index {
     vacant_roots_.push_back(id);
   }
 
+  const std::string& name(RootId id) const { return root(id).name; }
+  int group(RootId id) const { return root(id).group; }
+
   // --- reading ---
 
   // The block that continues `parent` with these tokens; the null block if there is none.
@@ -79,6 +91,15 @@ class Index {
     while (block != kNullBlock && (at(block).digest != digest || !is(block, parent, tokens))) block = at(block).chain;
     return block;
   }
+
+  // A block that continues `parent` and begins with the token, or else the null block: the one
+  // inserted last, if it is remembered.
+  BlockId find_beginning(Parent parent, Token first) const {
+    const BlockId block = hints_.find(std::max(kNullBlock, parent), first);
+    return block < static_cast<BlockId>(entries_.size()) && block != kNullBlock && at(block).parent == parent && *tokens_of(block) == first ? block : kNullBlock;
+  }
+
+  const Token* tokens_of(BlockId block) const { return &tokens_[static_cast<std::size_t>(block) * block_tokens_]; }
 
   Digest chain(Parent parent, const Token* tokens) const {
     return chain(is_root(parent) ? root(~parent).digest : at(parent).digest, tokens);
@@ -106,6 +127,7 @@ class Index {
     std::memcpy(tokens_of(block), tokens, block_bytes());
     at(block) = {parent, bucket, digest};
     bucket = block;
+    hints_.note(std::max(kNullBlock, parent), *tokens, block);
   }
 
   // `block` is in the index. What continues it must go too.
@@ -120,6 +142,36 @@ class Index {
       first_blocks_.subtract(chain(Digest{0}, tokens_of(block)));
       release_root(~parent);
     }
+  }
+
+  // Has memory for so many blocks; then `resize` does not fail.
+  std::vector<BlockId> prepare_resize(BlockId num_blocks) {
+    const auto size = static_cast<std::size_t>(num_blocks);
+    entries_.reserve(size);
+    tokens_.reserve(size * block_tokens_);
+    return std::vector<BlockId>(size, kNullBlock);
+  }
+
+  // Follows the blocks to where they go. `buckets` come from `prepare_resize`; their chains are
+  // made anew.
+  void resize(BlockId num_blocks, const Relocation& plan, std::vector<BlockId> buckets) {
+    for (const auto& [source, destination] : plan.moves()) {
+      at(destination) = std::exchange(at(source), Entry());
+      std::memcpy(tokens_of(destination), std::as_const(*this).tokens_of(source), block_bytes());
+    }
+    entries_.resize(static_cast<std::size_t>(num_blocks));
+    tokens_.resize(entries_.size() * block_tokens_);
+    entries_.shrink_to_fit();
+    tokens_.shrink_to_fit();
+    buckets_ = std::move(buckets);
+    for (BlockId block = 1; block < num_blocks; ++block) {
+      if (!contains(block)) continue;
+      Entry& entry = at(block);
+      if (!is_root(entry.parent)) entry.parent = plan(entry.parent);
+      BlockId& bucket = buckets_[slot_of(entry.digest, buckets_.size())];
+      entry.chain = std::exchange(bucket, block);
+    }
+    hints_.rename(plan);
   }
 
   // The blocks of a namespace (kNoRoot: of all), O(num_blocks).
@@ -215,7 +267,8 @@ class Index {
   struct Root {
     std::string name;
     Digest digest = 0;
-    std::int64_t users = 0;  // first blocks and live sequences
+    int group = 0;           // of all blocks
+    std::int64_t users = 0;  // first blocks and live holders
   };
 
   Entry& at(BlockId block) { return entries_[static_cast<std::size_t>(block)]; }
@@ -223,12 +276,12 @@ class Index {
   Root& root(RootId id) { return roots_[static_cast<std::size_t>(id)]; }
   const Root& root(RootId id) const { return roots_[static_cast<std::size_t>(id)]; }
   Token* tokens_of(BlockId block) { return &tokens_[static_cast<std::size_t>(block) * block_tokens_]; }
-  const Token* tokens_of(BlockId block) const { return &tokens_[static_cast<std::size_t>(block) * block_tokens_]; }
 
   std::size_t block_tokens_;
   std::vector<Entry> entries_;
   std::vector<BlockId> buckets_;  // first of each chain
   std::vector<Token> tokens_;     // [num_blocks][block_tokens]
+  Hints hints_;
   Digester digester_;
   DigestCounts first_blocks_;  // first blocks by their tokens alone, over all namespaces
   std::vector<Root> roots_;

@@ -1,269 +1,283 @@
-// Who owns each block, and in which order the unowned ones are given up.
+// Who owns each block.
 #pragma once
 
-#include <algorithm>
 #include <array>
+#include <numeric>
 #include <string>
-#include <vector>
+#include <unordered_map>
 
 #include "free_set.hpp"
+#include "groups.hpp"
+#include "history.hpp"
+#include "records.hpp"
+#include "rings.hpp"
+#include "samples.hpp"
 #include "types.hpp"
 
 namespace kvcache {
 
-// The most recent transitions of all blocks, for error reports; a ring of fixed size.
-class History {
- public:
-  void record(Operation operation, SequenceId actor, BlockId block) {
-    ring_[serial_ % ring_.size()] = {serial_ + 1, actor, block, operation};
-    ++serial_;
-  }
-
-  std::uint64_t serial() const { return serial_; }
-
-  // At most `kShown` transitions of one block, oldest first.
-  std::vector<Transition> of(BlockId block) const {
-    std::vector<Transition> found;
-    const std::uint64_t first = serial_ > ring_.size() ? serial_ - ring_.size() : 0;
-    for (std::uint64_t at = serial_; at > first && found.size() < kShown; --at) {
-      const Transition& transition = ring_[(at - 1) % ring_.size()];
-      if (transition.block == block) found.push_back(transition);
-    }
-    std::reverse(found.begin(), found.end());
-    return found;
-  }
-
- private:
-  static constexpr std::size_t kShown = 16;
-  std::vector<Transition> ring_ = std::vector<Transition>(1 << 15);
-  std::uint64_t serial_ = 0;
-};
-
-// How ReuseAwarePolicy of kvcache.eviction chooses between the two rings. A weight of 0 is plain
-// LRU: then no block counts as reused.
-struct EvictionRule {
-  std::uint32_t reuse_weight;     // a reused block counts as idle for one part in so many of the time
-  std::int64_t protected_blocks;  // not taken from the reused ones while others abound
-};
-
-// A block is FREE, HELD (by one sequence or more) or CACHED (in the index, held by nobody). The
-// cached ones form two rings, of those used once and of those reused, least recently released
-// first. Whoever releases a path does so from its tail, and whoever holds a block holds those
-// before it; so in a ring a block always stands behind all that continue it, and the victim is a
-// leaf: no search, no heap, no set of leaves.
+// A state machine over blocks with books that balance: states, groups and holders are counted as
+// they change, and the free set by itself.
 class Pool {
  public:
-  Pool(BlockId num_blocks, EvictionRule rule)
-      : num_blocks_(num_blocks), rule_(rule), records_(static_cast<std::size_t>(num_blocks) + 1), free_(records_.size()) {
+  // Fewer releases than the default until the clock is set back are for tests.
+  Pool(BlockId num_blocks, EvictionRule rule, std::uint32_t horizon = EvictionRings::kHorizon)
+      : records_(num_blocks), rings_(records_, rule, horizon), free_(static_cast<std::size_t>(num_blocks)), samples_(num_blocks) {
     for (BlockId block = 1; block < num_blocks; ++block) free_.insert(block);
-    for (const BlockId ring : {kNullBlock, reused_ring()}) at(ring).older = at(ring).newer = ring;
   }
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
 
-  BlockId num_blocks() const { return num_blocks_; }
+  BlockId num_blocks() const { return records_.num_blocks(); }
   std::int64_t free_blocks() const { return static_cast<std::int64_t>(free_.size()); }
-  std::int64_t cached_blocks() const { return cached_; }
-  std::int64_t held_blocks() const { return held_; }
+  std::int64_t count(BlockState state) const { return counts_[static_cast<std::size_t>(state)]; }
   std::int64_t shared_blocks() const { return shared_; }
-  std::uint32_t holders(BlockId block) const { return holders(at(block)); }
-  bool is_published(BlockId block) const { return at(block).published; }
+  BlockId highest_used() const { return free_.highest_absent(); }
+  bool is_published(BlockId block) const { return records_.at(block).published; }
+  int level(BlockId block) const { return level_of(records_.at(block).block_class); }
+  int group(BlockId block) const { return group_of(records_.at(block).block_class); }
+  bool is_reused(BlockId block) const { return records_.at(block).reused; }
 
-  // The cached block to evict next; the null block if there is none.
-  BlockId victim() const {
-    const BlockId once = at(kNullBlock).newer, reused = at(reused_ring()).newer;
-    if (reused == reused_ring()) return once;
-    if (once == kNullBlock) return reused;
-    if (idle(reused) <= std::uint64_t{rule_.reuse_weight} * idle(once)) return once;
-    const std::int64_t used_once = cached_ - reused_;
-    return reused_ > std::min(rule_.protected_blocks, used_once) ? reused : once;
+  Groups& groups() { return groups_; }
+  const Groups& groups() const { return groups_; }
+  EvictionRings& rings() { return rings_; }
+  const EvictionRings& rings() const { return rings_; }
+  Samples& samples() { return samples_; }
+
+  BlockState state(BlockId block) const {
+    const Record& record = records_.at(block);
+    if (record.is_cached()) return BlockState::kCached;
+    if (record.sequences() > 0) return BlockState::kHeld;
+    if (!record.has_others()) return block == kNullBlock ? BlockState::kNull : BlockState::kFree;
+    const Others& others = others_.at(block);
+    if (others[HolderKind::kLoad] > 0 && !record.published) return BlockState::kLoading;
+    if (others[HolderKind::kStore] > 0) return BlockState::kStoring;
+    if (others[HolderKind::kPin] + others[HolderKind::kLoad] > 0) return BlockState::kPinned;
+    return BlockState::kExpected;
   }
 
-  // A sequence lets go of its blocks: the unit of time for evictions.
-  void tick() {
-    if (++now_ == kHorizon) shorten_idle_times();
+  // Whether nobody needs the block: taking it takes one from those that are available.
+  bool is_idle(BlockId block) const {
+    const BlockState now = state(block);
+    return now == BlockState::kCached || now == BlockState::kExpected;
   }
 
-  // A HELD block was hit when nobody held it.
-  void mark_reused(BlockId block) { at(block).reused = rule_.reuse_weight > 0; }
+  std::int64_t holders(BlockId block, HolderKind kind) const {
+    const Record& record = records_.at(block);
+    if (kind == HolderKind::kSequence) return record.sequences();
+    return record.has_others() ? others_.at(block)[kind] : 0;
+  }
 
-  // FREE -> HELD: the lowest free block.
-  BlockId allocate(SequenceId holder) {
+  std::int64_t holders(BlockId block) const {
+    const Record& record = records_.at(block);
+    return record.sequences() + (record.has_others() ? others_.at(block).total() : 0);
+  }
+
+  // A block was hit when no sequence held it.
+  void mark_reused(BlockId block) { records_.at(block).reused = rings_.can_be_reused(); }
+
+  // FREE -> what the kind of its holder makes it: the lowest free block.
+  BlockId allocate(HolderId holder, HolderKind kind, BlockClass block_class) {
     if (free_.size() == 0) throw OutOfBlocksError(1, 0);
-    const BlockId block = free_.pop_lowest();
-    at(block).is_held = true;
-    at(block).holders_or_release = 1;
-    ++held_;
+    const BlockId block = free_.lowest();
+    change_holders(block, kind, +1);
+    free_.remove(block);
+    records_.at(block).block_class = block_class;
+    moved(block, BlockState::kFree);
     history_.record(Operation::kAllocate, holder, block);
     return block;
   }
 
-  // One more holder; CACHED -> HELD.
-  void hold(BlockId block, SequenceId holder) {
-    Record& record = at(block);
-    if (!record.is_held) {
-      if (!record.published) refuse(Operation::kHold, holder, block, "its state forbids that");
-      unlink(record);
-      record.is_held = true;
-      record.holders_or_release = 0;
-      ++held_;
+  // One more holder of a block that somebody holds or the index has. Its level rises to the
+  // holder's.
+  void hold(BlockId block, HolderId holder, HolderKind kind, int level) {
+    const BlockState before = state(block);
+    if (before == BlockState::kFree || before == BlockState::kNull || before == BlockState::kLoading) refuse(Operation::kHold, holder, block, "its state forbids that");
+    if (before == BlockState::kCached) {
+      if (kind == HolderKind::kSequence) samples_.reused(block, rings_.released_at(block), rings_.now());
+      rings_.remove(block);
     }
-    if (++record.holders_or_release == 2) ++shared_;
+    change_holders(block, kind, +1);
+    if (holders(block) == 2) ++shared_;
+    Record& record = records_.at(block);
+    if (level_of(record.block_class) < level) record.block_class = static_cast<BlockClass>(record.block_class - level_of(record.block_class) + level);
+    moved(block, before);
     history_.record(Operation::kHold, holder, block);
   }
 
-  // One holder less. The last one: HELD -> CACHED if the index has the block, else FREE.
-  void release(BlockId block, SequenceId holder) {
-    Record& record = at(block);
-    if (!record.is_held) refuse(Operation::kRelease, holder, block, "its state forbids that");
-    if (record.holders_or_release-- == 2) --shared_;
-    if (record.holders_or_release == 0) {
-      record.is_held = false;
-      --held_;
-      if (record.published) {
-        append(block);
-      } else {
-        free_.insert(block);
-      }
-    }
+  // One holder less. After the last one the block is CACHED if the index has it, else FREE.
+  void release(BlockId block, HolderId holder, HolderKind kind) {
+    const BlockState before = state(block);
+    if (holders(block, kind) == 0) refuse(Operation::kRelease, holder, block, "its state forbids that");
+    change_holders(block, kind, -1);
+    const std::int64_t left = holders(block);
+    if (left == 1) --shared_;
+    if (left == 0) let_go(block);
+    moved(block, before);
     history_.record(Operation::kRelease, holder, block);
   }
 
-  // The index adopts a HELD block.
-  void publish(BlockId block, SequenceId actor) {
-    Record& record = at(block);
-    if (!record.is_held) refuse(Operation::kPublish, actor, block, "its state forbids that");
+  // The index adopts a block that somebody holds.
+  void publish(BlockId block, HolderId actor) {
+    const BlockState before = state(block);
+    if (holders(block) == 0) refuse(Operation::kPublish, actor, block, "its state forbids that");
+    Record& record = records_.at(block);
     if (record.published) refuse(Operation::kPublish, actor, block, "is in the index already");
     record.published = true;
+    samples_.published(block, rings_.now());
+    moved(block, before);
     history_.record(Operation::kPublish, actor, block);
   }
 
-  // The index lets go: CACHED -> FREE; a HELD block stays with its holders.
-  void unpublish(BlockId block, SequenceId actor) {
-    Record& record = at(block);
+  // The index lets go: CACHED -> FREE; a block that is held stays with its holders.
+  void unpublish(BlockId block, HolderId actor) {
+    const BlockState before = state(block);
+    Record& record = records_.at(block);
     if (!record.published) refuse(Operation::kUnpublish, actor, block, "is not in the index");
-    if (!record.is_held) {
-      unlink(record);
+    if (before == BlockState::kCached) {
+      if (actor == kEviction) samples_.evicted(block, rings_.released_at(block), rings_.now());
+      rings_.remove(block);
       free_.insert(block);
     }
     record.published = record.reused = false;
+    samples_.forget(block);
+    moved(block, before);
     history_.record(Operation::kUnpublish, actor, block);
+  }
+
+  // The blocks at `num_blocks` and beyond go to the lowest free ids. There are enough.
+  Relocation plan_shrink(BlockId num_blocks) const {
+    Relocation plan(num_blocks, this->num_blocks());
+    FreeSet left = free_;
+    for (BlockId block = num_blocks; block < this->num_blocks(); ++block) {
+      if (free_.contains(block)) continue;
+      plan.add(block, left.lowest());
+      left.remove(left.lowest());
+    }
+    return plan;
+  }
+
+  // Has memory for so many blocks; then `resize` does not fail.
+  FreeSet prepare_resize(BlockId num_blocks) {
+    records_.reserve(num_blocks);
+    samples_.reserve(num_blocks);
+    return FreeSet(static_cast<std::size_t>(num_blocks));
+  }
+
+  // `free` is empty and large enough, by `prepare_resize`.
+  void resize(BlockId num_blocks, const Relocation& plan, FreeSet free) {
+    for (const auto& [source, destination] : plan.moves()) {
+      records_.move(source, destination);
+      if (auto others = others_.extract(source)) {
+        others.key() = destination;
+        others_.insert(std::move(others));
+      }
+      samples_.forget(source);
+      samples_.forget(destination);
+    }
+    records_.resize(num_blocks);
+    samples_.resize(num_blocks);
+    free_ = std::move(free);
+    for (BlockId block = 1; block < num_blocks; ++block) {
+      if (state(block) == BlockState::kFree) free_.insert(block);
+    }
   }
 
   // Conservation, O(1). The size of the free set is kept by the set, apart from the counters.
   void check() const {
-    if (free_blocks() + cached_ + held_ != num_blocks() - 1 || cached_ < 0 || held_ < 0) {
-      throw ConservationError(std::to_string(free_blocks()) + " free, " + std::to_string(cached_) +
-                              " cached and " + std::to_string(held_) + " held blocks are not " +
+    const std::int64_t owned = std::accumulate(counts_.begin(), counts_.end(), std::int64_t{0});
+    if (free_blocks() + owned != num_blocks() - 1 || *std::min_element(counts_.begin(), counts_.end()) < 0) {
+      throw ConservationError(std::to_string(free_blocks()) + " free and " + std::to_string(owned) + " owned blocks are not " +
                               std::to_string(num_blocks() - 1));
     }
   }
 
-  // Counters, free set and ring against the records, O(num_blocks).
+  // Counters, free set and rings against the records, O(num_blocks).
   void audit() const {
     check();
-    std::int64_t cached = 0, reused = 0, held = 0, shared = 0;
-    for (BlockId block = 1; block < num_blocks_; ++block) {
-      const Record& record = at(block);
-      if (record.is_held && record.holders_or_release == 0) {
-        throw ConservationError("block " + std::to_string(block) + " is HELD without a holder");
-      }
-      if (free_.contains(block) != (!record.is_held && !record.published)) {
+    std::array<std::int64_t, kBlockStates> counts{};
+    Groups charged;
+    std::int64_t shared = 0;
+    std::size_t with_others = 0;
+    for (BlockId block = 1; block < num_blocks(); ++block) {
+      const Record& record = records_.at(block);
+      const BlockState now = state(block);
+      if (free_.contains(block) != (now == BlockState::kFree) || (now == BlockState::kFree && (record.published || record.reused))) {
         throw ConservationError("block " + std::to_string(block) + " is free, or is not, against its record");
       }
-      held += record.is_held;
-      shared += holders(record) > 1;
-      cached += !record.is_held && record.published;
-      reused += !record.is_held && record.reused;
+      shared += holders(block) > 1;
+      with_others += record.has_others();
+      charged.count(group(block), now, +1);
+      if (now != BlockState::kFree) ++counts[static_cast<std::size_t>(now)];
     }
-    if (cached != cached_ || reused != reused_ || held != held_ || shared != shared_) {
-      throw ConservationError("a counter of the pool is wrong");
-    }
-    std::int64_t linked = 0;
-    each_cached([&](BlockId block) {
-      const Record& record = at(block);
-      if (record.is_held || !record.published || at(record.newer).older != block || ++linked > cached) {
-        throw ConservationError("an eviction ring is broken at block " + std::to_string(block));
+    if (counts != counts_ || shared != shared_) throw ConservationError("a counter of the pool is wrong");
+    for (int at = 0; at < kGroups; ++at) {
+      const Groups::Group &found = charged.at(at), &books = groups_.at(at);
+      if (found.in_use != books.in_use || found.cached != books.cached || found.expected != books.expected) {
+        throw ConservationError("group " + std::to_string(at) + " is charged with what it has not");
       }
-    });
-    if (linked != cached) throw ConservationError("the eviction rings miss a block");
-  }
-
-  // Calls `visit` for every cached block, those used once first, in each ring the oldest first.
-  template <typename Visit>
-  void each_cached(Visit visit) const {
-    for (const BlockId ring : {kNullBlock, reused_ring()}) {
-      for (BlockId block = at(ring).newer; block != ring; block = at(block).newer) visit(block);
     }
+    for (const auto& [block, others] : others_) with_others -= records_.at(block).has_others() && others.total() > 0;
+    if (with_others != 0) throw ConservationError("the holders beside sequences are noted for the wrong blocks");
+    if (rings_.audit() != count(BlockState::kCached)) throw ConservationError("the eviction rings miss a block");
   }
 
  private:
-  static constexpr std::uint32_t kHorizon = 1u << 29;  // releases
-
-  // Also the ends of a ring: the null block's, and one behind the last block's.
-  struct Record {
-    BlockId older = kNullBlock;  // neighbours in the ring, while cached
-    BlockId newer = kNullBlock;
-    std::uint32_t holders_or_release : 29;  // number of holders; while cached, time of the last release
-    bool is_held : 1;
-    bool published : 1;
-    bool reused : 1;
-    Record() : holders_or_release(0), is_held(false), published(false), reused(false) {}
+  // Holders of a block beside sequences, by kind.
+  struct Others {
+    std::array<std::uint32_t, kHolderKinds> counts{};
+    std::uint32_t& operator[](HolderKind kind) { return counts[static_cast<std::size_t>(kind)]; }
+    std::uint32_t operator[](HolderKind kind) const { return counts[static_cast<std::size_t>(kind)]; }
+    std::int64_t total() const { return std::accumulate(counts.begin(), counts.end(), std::int64_t{0}); }
   };
-  static_assert(sizeof(Record) == 12, "memory is counted by the block");
 
-  static std::uint32_t holders(const Record& record) { return record.is_held ? record.holders_or_release : 0; }
-  BlockId reused_ring() const { return num_blocks_; }
-  std::uint32_t idle(BlockId block) const { return now_ - at(block).holders_or_release; }
-
-  Record& at(BlockId block) { return records_[static_cast<std::size_t>(block)]; }
-  const Record& at(BlockId block) const { return records_[static_cast<std::size_t>(block)]; }
-
-  void append(BlockId block) {
-    Record& record = at(block);
-    const BlockId ring = record.reused ? reused_ring() : kNullBlock;
-    record.holders_or_release = now_ & (kHorizon - 1);  // the mask is for the compiler
-    record.older = at(ring).older;
-    record.newer = ring;
-    at(record.older).newer = block;
-    at(ring).older = block;
-    ++cached_;
-    reused_ += record.reused;
+  // The block is not in a ring.
+  void change_holders(BlockId block, HolderKind kind, int change) {
+    Record& record = records_.at(block);
+    if (kind == HolderKind::kSequence) {
+      record.older += change;
+      return;
+    }
+    const auto entry = others_.try_emplace(block).first;
+    entry->second[kind] += static_cast<std::uint32_t>(change);
+    record.newer = Record::kWithOthers;
+    if (entry->second.total() == 0) {
+      others_.erase(entry);
+      record.newer = Record::kAlone;
+    }
   }
 
-  void unlink(const Record& record) {
-    at(record.older).newer = record.newer;
-    at(record.newer).older = record.older;
-    --cached_;
-    reused_ -= record.reused;
+  void let_go(BlockId block) {
+    if (records_.at(block).published) {
+      rings_.append(block);
+    } else {
+      free_.insert(block);
+    }
   }
 
-  // Moves the clock back before it overflows. Of two blocks idle for very long it is forgotten
-  // which is idle longer; their order in a ring stays.
-  void shorten_idle_times() {
-    constexpr std::uint32_t longest = kHorizon / 4;
-    each_cached([&](BlockId block) {
-      at(block).holders_or_release = (longest - std::min(longest, idle(block))) & (kHorizon - 1);
-    });
-    now_ = longest;
+  // The block may have left the state `before`: books are kept of where it is now.
+  void moved(BlockId block, BlockState before) {
+    const BlockState now = state(block);
+    if (now == before) return;
+    if (before != BlockState::kFree) --counts_[static_cast<std::size_t>(before)];
+    if (now != BlockState::kFree) ++counts_[static_cast<std::size_t>(now)];
+    groups_.count(group(block), before, -1);
+    groups_.count(group(block), now, +1);
   }
 
-  [[noreturn]] void refuse(Operation operation, SequenceId actor, BlockId block, const char* reason) const {
-    const char* state = free_.contains(block)  ? "FREE"
-                        : block == kNullBlock  ? "NULL"
-                        : at(block).is_held    ? "HELD"
-                                               : "CACHED";
-    throw IllegalTransitionError(state, reason, {history_.serial() + 1, actor, block, operation}, history_.of(block));
+  [[noreturn]] void refuse(Operation operation, HolderId actor, BlockId block, const char* reason) const {
+    throw IllegalTransitionError(state(block), reason, {history_.serial() + 1, actor, block, operation}, history_.of(block));
   }
 
-  BlockId num_blocks_;
-  EvictionRule rule_;
-  std::vector<Record> records_;
+  Records records_;
+  EvictionRings rings_;
+  std::unordered_map<BlockId, Others> others_;
   FreeSet free_;
+  Groups groups_;
+  Samples samples_;
   History history_;
-  std::uint32_t now_ = 0;  // in releases of sequences
-  std::int64_t cached_ = 0;
-  std::int64_t reused_ = 0;  // of the cached ones
-  std::int64_t held_ = 0;
-  std::int64_t shared_ = 0;
+  std::array<std::int64_t, kBlockStates> counts_{};  // all but the FREE ones
+  std::int64_t shared_ = 0;                          // blocks with two holders or more
 };
 
 }  // namespace kvcache
