@@ -66,4 +66,4 @@ class CoreTime:
     def take_samples(self) -> None:
         """Times what the core has sampled; it keeps only the latest."""
         if samples := self._core.drain_samples():
-            self._sampled.add(samples, self._ticks)
+            self._sampled.add(samples, self._ticks, self._core.ticks, self._clock())

@@ -11,12 +11,9 @@ from numpy.typing import NDArray
 from kvcache.ticks import TickClock
 
 BOUNDS_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
-SAMPLED_SHARE = 64  # one block of so many is followed
-
-# What a core tells of a sampled block, in ticks: (EVICTED, born, last release, now) or
-# (REUSED, last release, 0, now).
+# What a core tells of a sampled block, in ticks, see CacheCore.drain_samples.
 Sample = tuple[int, int, int, int]
-EVICTED, REUSED = 0, 1
+EVICTED = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +27,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class BlockHistograms:
-    """Of one block in 64. The times are exact to the releases of sequences around them."""
+    """Of one block in 64. Times are exact to the releases of sequences around them."""
 
     lifetime_seconds: Histogram  # of evicted blocks: from computed to evicted
     idle_before_evict_seconds: Histogram  # of evicted blocks: from the last release on
@@ -57,16 +54,17 @@ class SampledTimes:
     def __init__(self) -> None:
         self._lifetime, self._idle, self._gap = _Tally(), _Tally(), _Tally()
 
-    def add(self, samples: Iterable[Sample], clock: TickClock) -> None:
-        """Takes samples in."""
+    def add(
+        self, samples: Iterable[Sample], clock: TickClock, tick: int, now_seconds: float
+    ) -> None:
+        """Takes samples in. `tick` is the present one: what came after it was just now."""
         rows = np.array(list(samples), np.int64).reshape(-1, 4)
-        evicted, reused = rows[rows[:, 0] == EVICTED], rows[rows[:, 0] == REUSED]
-        if evicted.size:
-            born, released, now = (clock.seconds_at(evicted[:, place]) for place in (1, 2, 3))
-            self._lifetime.add(now - born)
-            self._idle.add(now - released)
-        if reused.size:
-            self._gap.add(clock.seconds_at(reused[:, 3]) - clock.seconds_at(reused[:, 1]))
+        ended = np.where(rows[:, 3] < tick, clock.seconds_at(rows[:, 3]), now_seconds)
+        age = ended - clock.seconds_at(rows[:, 1])
+        is_evicted = rows[:, 0] == EVICTED
+        self._lifetime.add(age[is_evicted])
+        self._idle.add((ended - clock.seconds_at(rows[:, 2]))[is_evicted])
+        self._gap.add(age[~is_evicted])
 
     def histograms(self) -> BlockHistograms:
         """All samples so far."""
