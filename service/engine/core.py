@@ -98,6 +98,7 @@ class EngineCore:
         self._finished: list[Finished] = []  # to be told with the next report
         self._refused: list[Refused] = []
         self._failed: list[Failed] = []
+        self._computed = False  # whether the last step had something to compute
         self._steps = 0
         self._prefill_tokens = 0
         self._decode_tokens = 0
@@ -108,6 +109,16 @@ class EngineCore:
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to tell."""
         return bool(self._scheduler.has_work or self._finished or self._refused)
+
+    @property
+    def awaits_loads(self) -> bool:
+        """Whether the last step had nothing to compute until a tier has brought its blocks."""
+        return self._tiers.is_loading and not self._computed
+
+    def rest(self) -> None:
+        """To be called now and then while there is no work: ends what is past its deadline."""
+        self._tiers.poll()
+        self._manager.expire()
 
     def submit(self, specs: Iterable[SequenceSpec]) -> None:
         """Takes sequences in; raises DuplicateSequence for an id that is live."""
@@ -164,6 +175,7 @@ class EngineCore:
             Started(s.sequence_id, s.cached_tokens, s.scheduled_seconds) for s in plan.started
         ]
         outputs: list[Output] = []
+        self._computed = bool(plan.chunks)
         if plan.chunks:
             batch = build_batch(plan.chunks, self._manager, self._block_tokens)
             logits = self._runner.forward(batch)

@@ -21,6 +21,8 @@ from service.engine.messages import (
 HEARTBEAT_SECONDS = 1.0
 # Between two looks at a resize that waits for others while nothing is computed.
 _RESIZE_SECONDS = 0.02
+# Between two looks at loads from the tiers while nothing is computed.
+_LOAD_SECONDS = 0.002
 
 
 def run_loop(core: EngineCore, channel: Channel) -> None:
@@ -40,13 +42,14 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
             for answer in core.take_resized():
                 channel.send(answer)
         elif not messages:
+            core.rest()
             channel.send(Heartbeat(core.stats()))
 
 
 def _patience_seconds(core: EngineCore) -> float:
     """How long to wait for messages before there is something else to do."""
     if core.has_work:
-        return 0.0
+        return _LOAD_SECONDS if core.awaits_loads else 0.0
     return _RESIZE_SECONDS if core.is_resizing else HEARTBEAT_SECONDS
 
 

@@ -18,12 +18,13 @@ class SequenceTiers:
 
     def __init__(self, offload: Offload | None = None) -> None:
         self._offload = offload
-        self._transfers: dict[int, Transfer | None] = {}  # of waiting sequences that asked
+        # Of waiting sequences that asked; None: nothing is coming, or no more.
+        self._transfers: dict[int, Transfer | None] = {}
 
     @property
     def is_loading(self) -> bool:
         """Whether a waiting sequence has blocks on their way."""
-        return any(t is not None and not t.is_over for t in self._transfers.values())
+        return any(load is not None for load in self._transfers.values())
 
     @property
     def host_room_blocks(self) -> int:
@@ -45,9 +46,12 @@ class SequenceTiers:
         """To be called once a step: goes on with the loads; whether any were under way."""
         if self._offload is None:
             return False
-        was_loading = self.is_loading
         self._offload.poll()
-        return was_loading
+        loads = [(number, load) for number, load in self._transfers.items() if load is not None]
+        for number, load in loads:
+            if load.is_over:
+                self._transfers[number] = None
+        return bool(loads)
 
     def fetch(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence has blocks on their way, which are worth waiting for.

@@ -25,6 +25,8 @@ Build: TypeAlias = "Callable[[EngineSettings, Callable[[Loading], None]], BuiltR
 EXIT_OK = 0
 EXIT_START_FAILED = 1
 
+_PERSIST_SECONDS = 2.0  # at the end, to put what is cached where the next engine finds it
+
 
 def serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
     """Runs an engine on a channel until the front ends it; returns the exit status.
@@ -73,4 +75,7 @@ def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
         )
     )
     run_loop(core, channel)
+    if offload is not None:
+        offload.persist(_PERSIST_SECONDS)
+        offload.close()
     return EXIT_OK
