@@ -2,19 +2,38 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import dataclass
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kv_cores import needs_native
 
 from kvcache import AdmissionRequest, CacheManager, Fits
+from kvcache.core import CoreChoice
+from kvcache.errors import PoolInUseError
 from kvcache.events import EventLog, EventsLostError, IndexReplica
 
 NAMESPACES = (b"a", b"b")
+
+
+@dataclass(frozen=True)
+class Size:
+    """A step: the pool has so many blocks from now on, if what is held fits."""
+
+    num_blocks: int
+
+
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=12).map(tuple)
 starts = st.tuples(prompts, st.sampled_from(NAMESPACES), st.integers(0, 12))
-steps = st.one_of(starts, starts, starts, st.integers(0, 3), st.sampled_from((None, *NAMESPACES)))
+flushes = st.sampled_from((None, *NAMESPACES))
+sizes = st.integers(2, 24).map(Size)
+steps = st.one_of(starts, starts, starts, st.integers(0, 3), flushes, sizes)
 
 
+@pytest.mark.parametrize("core", ["python", pytest.param("native", marks=needs_native)])
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.tuples(steps, st.booleans()), max_size=60),
@@ -23,14 +42,14 @@ steps = st.one_of(starts, starts, starts, st.integers(0, 3), st.sampled_from((No
     st.sampled_from([2, 1000, 1000]),
 )
 def test_replaying_the_events_gives_the_index(
-    plan: list[tuple[object, bool]], pool: int, block_tokens: int, capacity: int
+    core: CoreChoice, plan: list[tuple[object, bool]], pool: int, block_tokens: int, capacity: int
 ) -> None:
-    """A step starts a sequence (computing some of it), ends old ones, or flushes.
+    """A step starts a sequence (computing some of it), ends old ones, flushes or resizes.
 
     The follower looks only now and then, so that the log has sometimes lost events.
     """
     log = EventLog(capacity)
-    manager = CacheManager(pool + 1, block_tokens, events=log)
+    manager = CacheManager(pool + 1, block_tokens, events=log, core=core)
     replica = IndexReplica(manager.snapshot(), block_tokens)
     live: list[int] = []
     for number, (step, looks) in enumerate(plan):
@@ -47,6 +66,9 @@ def test_replaying_the_events_gives_the_index(
                 manager.commit(sequence, manager.num_tokens(sequence))
                 manager.release(sequence)
             del live[:step]
+        elif isinstance(step, Size):
+            with suppress(PoolInUseError):
+                manager.resize(step.num_blocks)
         else:
             assert step is None or isinstance(step, bytes)
             manager.flush(step)

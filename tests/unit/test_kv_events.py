@@ -14,6 +14,7 @@ from kvcache.events import (
     EventsLostError,
     IndexReplica,
     IndexSnapshot,
+    Moved,
     Removed,
     ReplicaError,
     Stored,
@@ -137,6 +138,40 @@ def test_a_replica_matches_whole_blocks_of_its_namespace() -> None:
     assert replica.match(B, tokens(1, 2)) == []
 
 
+def test_a_replica_follows_blocks_to_their_new_ids() -> None:
+    replica = IndexReplica(EMPTY, 1)
+    for event in (
+        Stored(1, A, None, (5, 9), (1, 2)),
+        Stored(2, A, 5, (7,), (3,)),
+        Stored(3, B, None, (2,), (1,)),
+        Moved(4, ((6, 1), (7, 3), (9, 4))),  # block 6 is in nobody's index
+        Moved(5, ((8, 6),)),
+    ):
+        replica.apply(event)
+    assert replica.match(A, tokens(1, 2)) == [5, 4]
+    assert replica.match(A, tokens(1, 3)) == [5, 3]
+    replica.apply(Stored(6, A, 4, (9,), (4,)))
+    assert replica.match(A, tokens(1, 2, 4)) == [5, 4, 9]
+    replica.apply(Moved(7, ((5, 1),)))
+    replica.apply(Removed(8, (9, 4, 3, 1)))
+    assert list(replica.blocks) == [2]
+
+
+def test_the_log_of_a_resized_pool_leads_to_its_snapshot() -> None:
+    log = EventLog()
+    manager = CacheManager(9, 2, events=log)
+    replica = IndexReplica(manager.snapshot(), 2)
+    use(manager, 1, tokens(1, 2, 3, 4, 5, 6))
+    start(manager, 2, tokens(1, 2, 7, 8))
+    manager.commit(2, 4)
+    manager.resize(4)
+    for event in log.since(0):
+        replica.apply(event)
+    assert replica.blocks == IndexReplica(manager.snapshot(), 2).blocks
+    assert any(isinstance(event, Moved) for event in log.since(0))
+    assert replica.match(A, tokens(1, 2, 7, 8)) == manager.block_table(2).tolist()
+
+
 @pytest.mark.parametrize(
     ("event", "reason"),
     [
@@ -148,9 +183,13 @@ def test_a_replica_matches_whole_blocks_of_its_namespace() -> None:
         (Stored(3, A, 4, (5,), (1,)), "block 4 is continued but not known"),
         (Stored(3, A, None, (3,), (8,)), "block 3 or its tokens are known"),
         (Stored(3, A, 2, (9,), (3,)), "block 9 or its tokens are known"),
+        (Moved(3, ((3, 1),)), "block 1 is in the place of a moved one"),
+        (Moved(3, ((8, 2),)), "block 2 is in the place of a moved one"),
     ],
 )
-def test_an_event_that_does_not_follow_is_an_error(event: Stored | Removed, reason: str) -> None:
+def test_an_event_that_does_not_follow_is_an_error(
+    event: Stored | Removed | Moved, reason: str
+) -> None:
     replica = IndexReplica(EMPTY, 1)
     replica.apply(Stored(1, A, None, (1, 2), (1, 2)))
     replica.apply(Stored(2, A, 2, (3,), (3,)))
