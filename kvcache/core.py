@@ -342,8 +342,5 @@ def create_core(
                 raise NativeCoreMissingError(str(error)) from error
             _logger.warning("kvcache runs without its native core, several times slower: %s", error)
         else:
-            if hasattr(NativeCore, "drain_events"):
-                return "native", NativeCore(num_blocks, block_tokens, *rule, record_events)
-            if choice == "native":
-                raise NativeCoreMissingError("it does not follow the contract of today yet")
+            return "native", NativeCore(num_blocks, block_tokens, *rule, record_events)
     return "python", PythonCore(num_blocks, block_tokens, *rule, record_events)
