@@ -23,16 +23,15 @@ from kvcache import (
     PreemptionMode,
     PreemptionPlan,
 )
-from kvcache.admission import RETENTION_LEVELS
-from service.engine.policy import Chunk, SchedulerLimits, StepBudget, WaitingQueue
+from service.engine.policy import Chunk, SchedulerLimits, StepBudget
 from service.engine.request import Sequence, SequenceState
 from service.engine.sequence_tiers import SequenceTiers
 from service.engine.step_plan import NoProgress, StepPlan
 from service.engine.victims import VictimChooser
+from service.engine.waiting import WaitingRoom
 
 _MAX_EMPTY_STEPS = 3
 _MAX_PASSED_OVER = 64  # bounds the time an admission pass takes in a long queue
-_EXPECTED_SEQUENCES = 16  # first ones of the queue whose hits are kept from eviction
 
 
 class Scheduler:
@@ -49,9 +48,8 @@ class Scheduler:
         self._limits = limits
         self._victims = victims
         self._tiers = tiers
-        self._expected: set[int] = set()  # waiting sequences whose hits are kept
         self._running: list[Sequence] = []  # in order of admission
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingRoom(manager, tiers)
         self._empty_steps = 0
         # While nothing is released or computed, sequences that did not fit still do not
         # fit: steps of pure decoding do not ask again.
@@ -87,17 +85,11 @@ class Scheduler:
     def remove(self, sequence: Sequence) -> None:
         """Takes out a sequence in whatever state; its blocks are free at once."""
         if sequence.state.is_queued:
-            self._leave_queue(sequence)
-            self._manager.forget(sequence.sequence_id)
+            self._waiting.give_up(sequence)
         else:
             self._running.remove(sequence)
             self._manager.release(sequence.sequence_id)
         self._admission_may_change = True
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        self._waiting.remove(sequence)
-        self._expected.discard(sequence.sequence_id)
-        self._tiers.let_go(sequence)
 
     def computed(self, chunk: Chunk) -> None:
         """Takes note that K and V of a chunk are written, and publishes full blocks."""
@@ -156,7 +148,7 @@ class Scheduler:
             self._turn_misfits_away(plan)
         if self._admission_may_change and not plan.preempted:
             self._admit(budget, plan, now_seconds)
-            self._expect_hits()
+            self._waiting.keep_hits()
         self._detect_standstill(plan)
         return plan
 
@@ -214,9 +206,9 @@ class Scheduler:
         for sequence in self._waiting:
             if not budget.tokens or (self._is_full and not self._outranks_some(sequence.priority)):
                 return
-            request = self._admission_request(sequence)
+            request = self._waiting.request(sequence, self._headroom_blocks)
             answer = self._manager.admit(request)
-            if self._outgrows_new_pool(sequence) or self._awaits_hits(sequence, request, answer):
+            if self._is_deferred(sequence, request, answer):
                 deferred += 1
                 continue
             while (self._is_full or isinstance(answer, NotNow)) and self._make_way(
@@ -239,6 +231,11 @@ class Scheduler:
         """Blocks that are there and will not be when the pool has shrunk."""
         return max(0, self._manager.usable_blocks - self._pool_blocks)
 
+    @property
+    def _headroom_blocks(self) -> int:
+        """What an admission leaves to the growth of running sequences."""
+        return self._limits.headroom_blocks + self._excess_blocks
+
     def _outgrows_new_pool(self, sequence: Sequence) -> bool:
         """Whether it is to be refused when a smaller pool is in force, if it ever is."""
         return (
@@ -254,23 +251,16 @@ class Scheduler:
         """Whether a running sequence ranks below `priority`."""
         return any(sequence.priority < priority for sequence in self._running)
 
-    def _awaits_hits(
+    def _is_deferred(
         self, sequence: Sequence, request: AdmissionRequest, answer: Admission
     ) -> bool:
-        """Whether it could start, but its prefix is about to be there: computed, or loaded."""
-        if not request.use_cache or isinstance(answer, NeverFits):
-            return False
-        if self._manager.pending_prefix(request):
+        """Whether it is passed over in this step though it need not be too big."""
+        if self._outgrows_new_pool(sequence):
             return True
-        could_start = isinstance(answer, Fits) or self._outranks_some(sequence.priority)
-        return could_start and self._tiers.fetch(sequence)
-
-    def _expect_hits(self) -> None:
-        """Keeps the hits of those that are next from being evicted while they wait."""
-        for sequence in self._waiting.first(_EXPECTED_SEQUENCES):
-            if sequence.may_hit_cache and sequence.sequence_id not in self._expected:
-                self._expected.add(sequence.sequence_id)
-                self._manager.expect(self._admission_request(sequence))
+        if isinstance(answer, NeverFits):
+            return False
+        may_start = isinstance(answer, Fits) or self._outranks_some(sequence.priority)
+        return self._waiting.awaits_hits(sequence, request, may_start)
 
     def _make_way(
         self,
@@ -301,24 +291,11 @@ class Scheduler:
             for sequence in too_big
         )
 
-    def _admission_request(self, sequence: Sequence) -> AdmissionRequest:
-        spec = sequence.spec
-        return AdmissionRequest(
-            sequence_id=spec.sequence_id,
-            token_ids=sequence.token_ids,
-            namespace=spec.namespace,
-            use_cache=sequence.may_hit_cache,
-            publish=spec.publish_blocks,
-            headroom_blocks=self._limits.headroom_blocks + self._excess_blocks,
-            resumed=spec.resumed or sequence.state is SequenceState.PREEMPTED,
-            tenant=spec.tenant,
-            retention=min(max(spec.priority, 0), RETENTION_LEVELS - 1),
-        )
-
     def _turn_misfits_away(self, plan: StepPlan) -> None:
         """Answers all that wait and cannot run in a pool of the present size."""
         for sequence in self._waiting:
-            answer = self._manager.admit(self._admission_request(sequence))
+            request = self._waiting.request(sequence, self._headroom_blocks)
+            answer = self._manager.admit(request)
             if isinstance(answer, NeverFits):
                 self._turn_away(sequence, answer, plan)
         self._pool_changed = False
@@ -340,20 +317,15 @@ class Scheduler:
         now_seconds: float,
     ) -> bool:
         """Admits a sequence with its first chunk; False if no chunk of it is left in the step."""
-        count = budget.take(
-            fits.cached_tokens,
-            sequence.num_tokens - fits.cached_tokens,
-            sequence.missing_prompt_logprobs,
-        )
-        if not count:
+        if sequence.missing_prompt_logprobs and not budget.logprob_rows:
             return False
         if sequence.state is SequenceState.WAITING:
             plan.started.append(sequence)
         cached_tokens = self._manager.begin(fits)
-        self._leave_queue(sequence)
+        self._waiting.remove(sequence)
         sequence.admitted(cached_tokens, now_seconds)
         self._running.append(sequence)
-        plan.chunks.append(Chunk(sequence, sequence.computed_tokens, count))
+        self._schedule(sequence, budget, plan)
         return True
 
     def _detect_standstill(self, plan: StepPlan) -> None:
