@@ -54,7 +54,9 @@ class Expectations:
         sequence_id = request.sequence_id
         tokens = np.frombuffer(self._core.tokens(sequence_id), np.int32)
         table = np.frombuffer(self._core.block_table(sequence_id), np.int32)
-        blocks, _, last = self._core.match(request.namespace, tokens, keep_blocks)
+        computed = self._core.computed_tokens(sequence_id) // self._holders.block_tokens
+        most = min(keep_blocks, computed)  # further ones of the index are not its own
+        blocks, _, last = self._core.match(request.namespace, tokens, most)
         if blocks == 0 or table[blocks - 1] != last:
             return False  # the index has others of the same tokens
         return self._keep(self._trimmed, request, group, tokens, blocks) > 0

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from kvcache.admission import SEQUENCE_ID_LIMIT
 from kvcache.core import CacheCore, HolderKind
+from kvcache.errors import OutOfBlocksError
 
 
 class Holders:
@@ -28,8 +29,9 @@ class Holders:
     ) -> tuple[int, int]:
         """Lets a new holder have what is cached of a prefix, up to `max_blocks`.
 
-        Answers its id and the tokens held; 0: nothing is cached, and nothing has begun. Holding
-        is not using: the blocks are evicted no later for it once they are let go.
+        Answers its id and the tokens held; 0: nothing is cached, or what others are guaranteed
+        forbids to keep it from eviction, and nothing has begun. Holding is not using: the blocks
+        are evicted no later for it once they are let go.
         """
         holder_id = self.new_id()
         match = self._core.match(namespace, tokens, max_blocks)
@@ -37,5 +39,8 @@ class Holders:
         if held_tokens:
             group = self._core.namespace_group(namespace)
             held = tokens[:held_tokens]
-            self._core.begin(holder_id, namespace, held, False, match, False, kind, group, 0)
+            try:
+                self._core.begin(holder_id, namespace, held, False, match, False, kind, group, 0)
+            except OutOfBlocksError:
+                return holder_id, 0
         return holder_id, held_tokens

@@ -442,6 +442,8 @@ class CacheManager:
         """Lets go of what can be let go until an append that was short is not."""
         self.expire()
         group = self._group_of_live(sequence_id)
+        if self._core.available_blocks(group) == 0:
+            return 1  # whatever is let go
         with self._ledger.evictions_for(group):
             while short := self._core.append(sequence_id, token_id):
                 if not self._room.drop_expectation(group):

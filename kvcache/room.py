@@ -68,13 +68,15 @@ class Room:
         """Attempts something that takes blocks, letting go of what is expected as needed.
 
         A tenant's need is at the cost of its own expectations first, then of those whose owners
-        have more than their floor. Raises OutOfBlocksError when nothing helps.
+        have more than their floor. Raises OutOfBlocksError when nothing helps, and nothing was
+        let go for that.
         """
         while True:
             try:
                 return attempt()
-            except OutOfBlocksError:
-                if not self.drop_expectation(group):
+            except OutOfBlocksError as error:
+                is_hopeless = error.wanted_blocks > self._core.available_blocks(group)
+                if is_hopeless or not self.drop_expectation(group):
                     raise
 
     def drop_expectation(self, group: int) -> bool:
