@@ -92,7 +92,7 @@ class EngineCore:
             self._victims,
             self._tiers,
         )
-        self._resizer = PoolResizer(manager, memory, self._scheduler, settings.load_line)
+        self._resizer = PoolResizer(manager, memory, self._scheduler, tenancy, settings.load_line)
         self._live: dict[int, Sequence] = {}
         self._arrivals = 0
         self._finished: list[Finished] = []  # to be told with the next report

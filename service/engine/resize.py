@@ -17,6 +17,7 @@ from kvcache.errors import MemoryShortError, PoolInUseError
 from service.engine.messages import MemoryShortage, Resize, Resized, ShrinkPolicy
 from service.engine.policy import headroom_blocks
 from service.engine.scheduler import Scheduler
+from service.engine.tenancy import Tenancy
 
 # What one step may grow or shrink by: about 0.1 s on one core.
 CHUNK_BYTES = 64 << 20
@@ -61,12 +62,14 @@ class PoolResizer:
         manager: CacheManager,
         memory: ElasticMemory,
         scheduler: Scheduler,
+        tenancy: Tenancy,
         load_line: float,
     ) -> None:
         """`load_line` is the setting of this name; it moves with the size of the pool."""
         self._manager = manager
         self._memory = memory
         self._scheduler = scheduler
+        self._tenancy = tenancy
         self._load_line = load_line
         self._chunk_blocks = max(1, CHUNK_BYTES // memory.layout.block_bytes)
         self._order: _Order | None = None
@@ -99,7 +102,7 @@ class PoolResizer:
             order.shortage = _shortage(error)
             self._end(now_seconds)
         else:
-            self._tell_scheduler()
+            self._count_with_new_size()
 
     def advance(self, now_seconds: float) -> None:
         """Does a chunk of the resize that is under way, at a step boundary."""
@@ -122,7 +125,7 @@ class PoolResizer:
             order.shortage = _shortage(error)
             return
         self._manager.resize(goal)
-        self._tell_scheduler()
+        self._count_with_new_size()
 
     def _shrink(self, order: _Order, now_seconds: float) -> None:
         if not self._make_room(order, now_seconds):
@@ -134,11 +137,12 @@ class PoolResizer:
             return  # pins and leases, which end by themselves
         self._memory.shrink(goal)
 
-    def _tell_scheduler(self) -> None:
-        """Admission counts with what there is, or with what will be left of it."""
+    def _count_with_new_size(self) -> None:
+        """Admission and shares count with what there is, or with what will be left of it."""
         usable_blocks = self._manager.usable_blocks
         if self._order is not None:
             usable_blocks = min(usable_blocks, self._order.num_blocks - 1)
+        self._tenancy.fit(usable_blocks)
         self._scheduler.set_pool(usable_blocks, headroom_blocks(usable_blocks, self._load_line))
 
     def _make_room(self, order: _Order, now_seconds: float) -> bool:
@@ -158,7 +162,7 @@ class PoolResizer:
         order, self._order = self._order, None
         if order is None:
             return
-        self._tell_scheduler()
+        self._count_with_new_size()
         self._answers.append(
             Resized(
                 call_id=order.call_id,

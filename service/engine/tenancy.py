@@ -32,7 +32,7 @@ class Tenancy:
         self._percents = percents
 
     def fit(self, usable_blocks: int) -> None:
-        """Measures the shares against a pool of another size: before it shrinks, after it grows."""
+        """Measures the shares by another size of the pool: before it shrinks, after it grows."""
         for tenant, share in shares_in_blocks(self._percents, usable_blocks).items():
             self._manager.set_share(tenant, share)
 

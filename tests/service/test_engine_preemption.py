@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from engine_fakes import EngineHarness, spec_of
 
 from kvcache.preemption import Preemption, PreemptionMode, PreemptionPlan
-from service.engine.messages import FinishReason, SequenceSpec
+from service.engine.messages import FinishReason, Resize, SequenceSpec, ShrinkPolicy
 from service.engine.request import Sequence
 from service.engine.victims import VictimChooser
 
@@ -64,20 +66,37 @@ class TestPriority:
         say_the_same_as_alone(harness, [*low, high])
 
     def test_a_victim_that_was_to_be_computed_gives_its_tokens_of_the_step_back(self) -> None:
-        harness = EngineHarness(max_running_sequences=1, max_step_tokens=32)
+        harness = EngineHarness(
+            max_running_sequences=1, max_step_tokens=32, prefill_chunk_tokens=30
+        )
         low = spec_of(1, prompt(1, 200), max_tokens=4)
         harness.core.submit([low])
         harness.step()
-        high = spec_of(2, prompt(2, 31), max_tokens=4, priority=1)
+        high = spec_of(2, prompt(2, 40), max_tokens=4, priority=1)
         harness.core.submit([high])
-        harness.step()  # the budget is spent on the prefill of 1 before 2 comes to its turn
         report = harness.step()
-        computed = [len(batch.token_ids) for batch in harness.runner.batches]
-        assert max(computed) <= 32
+        assert [started.sequence_id for started in report.started] == [2]
+        assert len(harness.runner.batches[-1].token_ids) == 30
         harness.run()
-        assert harness.finished(1).preemptions <= 1
-        assert report.stats.steps == 3
         say_the_same_as_alone(harness, [low, high])
+
+    def test_a_place_that_nobody_may_give_is_not_taken(self) -> None:
+        harness = EngineHarness(max_running_sequences=1, prefill_chunk_tokens=16)
+        low = spec_of(1, prompt(1, 100), max_tokens=8, use_prefix_cache=False)
+        first = spec_of(2, prompt(2, 20), max_tokens=2, priority=1)
+        second = spec_of(3, prompt(3, 20), max_tokens=2, priority=1)
+        harness.core.submit([low])
+        harness.step()
+        harness.core.submit([first])
+        while not any(f.sequence_id == 2 for f in harness.step().finished):
+            pass
+        assert harness.step().stats.running == 1  # the low one is back, at its beginning
+        harness.core.submit([second])
+        assert harness.step().stats.running == 1
+        assert harness.core.stats().waiting == 1
+        harness.run()
+        harness.assert_every_preemption_is_paid_with_a_token()
+        say_the_same_as_alone(harness, [low, first, second])
 
     def test_equals_do_not_give_way(self) -> None:
         harness = EngineHarness(max_running_sequences=1)
@@ -128,7 +147,9 @@ class TestPriority:
 
     def test_prefill_of_the_higher_goes_first(self) -> None:
         harness = EngineHarness(max_step_tokens=40, prefill_chunk_tokens=32)
-        harness.core.submit([spec_of(1, prompt(1, 300)), spec_of(2, prompt(2, 300), priority=1)])
+        harness.core.submit([spec_of(1, prompt(1, 300))])
+        harness.step()
+        harness.core.submit([spec_of(2, prompt(2, 300), priority=1)])
         harness.run()
         assert harness.output_steps(2)[0] < harness.output_steps(1)[0]
 
@@ -208,3 +229,94 @@ def test_figures_are_right_at_once_when_all_are_aborted_and_no_step_follows() ->
     assert (stats.running, stats.waiting, stats.preempted) == (0, 0, 0)
     assert (stats.blocks_held, stats.blocks_reserved) == (0, 0)
     assert stats.blocks_free + stats.blocks_cached == 12
+
+
+class TestWaiting:
+    """What is kept for those that wait."""
+
+    def test_the_hits_of_the_next_in_line_outlast_a_load_of_others(self) -> None:
+        def cached_tokens(waits: bool) -> int:
+            harness = EngineHarness(blocks=40, load_line=1.0, max_running_sequences=1)
+            text = prompt(0, 160)
+            harness.core.submit([spec_of(1, text, max_tokens=1)])
+            harness.run()
+            others = [spec_of(i, prompt(i, 300), max_tokens=2) for i in (2, 3, 4)]
+            again = spec_of(9, text, max_tokens=1)
+            harness.core.submit([others[0]])
+            harness.step()
+            harness.core.submit([*others[1:], again] if waits else others[1:])
+            harness.run()
+            if not waits:
+                harness.core.submit([again])
+                harness.run()
+            return harness.started(9).cached_tokens
+
+        assert cached_tokens(waits=False) == 0
+        assert cached_tokens(waits=True) == 144
+
+    def test_one_that_gives_up_waiting_leaves_nothing_kept(self) -> None:
+        harness = EngineHarness(blocks=40, max_running_sequences=1)
+        text = prompt(0, 160)
+        harness.core.submit([spec_of(1, text, max_tokens=1)])
+        harness.run()
+        harness.core.submit([spec_of(2, prompt(2, 100), max_tokens=9)])
+        harness.step()
+        harness.core.submit([spec_of(3, text)])
+        harness.step()
+        assert harness.manager.stats().expected == 9  # never the last token
+        harness.core.abort([3])
+        assert harness.manager.stats().expected == 0
+
+    def test_a_trimmed_one_that_is_aborted_leaves_nothing_kept(self) -> None:
+        harness = EngineHarness(blocks=8, load_line=1.0)
+        specs = [spec_of(i, prompt(i, 43 + 7 * i), max_tokens=60) for i in (1, 2)]
+        harness.core.submit(specs)
+        while not harness.core.stats().trims:
+            harness.step()
+        assert harness.manager.stats().expected > 0
+        harness.core.abort([spec.sequence_id for spec in specs])
+        assert harness.manager.stats().expected == 0
+
+
+class TestTenants:
+    """Shares of the pool, in the engine."""
+
+    def spec(self, number: int, tenant: str, tokens: int, **fields: Any) -> SequenceSpec:
+        namespace = tenant.encode()
+        return spec_of(number, prompt(number, tokens), tenant=tenant, namespace=namespace, **fields)
+
+    def test_a_tenant_at_its_quota_gets_blocks_from_its_own_only(self) -> None:
+        harness = EngineHarness(blocks=20, load_line=1.0, tenant_shares="batch=0-50")
+        other = self.spec(1, "", 100, max_tokens=30)
+        batch = [self.spec(i, "batch", 70, max_tokens=40) for i in (2, 3)]
+        harness.core.submit([other, *batch])
+        harness.run()
+        assert {victim for _, victim in harness.preemptions} <= {2, 3}
+        assert harness.preemptions
+        say_the_same_as_alone(harness, [other, *batch])
+
+    def test_blocks_that_a_tenant_is_guaranteed_are_not_taken_from_it(self) -> None:
+        harness = EngineHarness(blocks=20, load_line=1.0, tenant_shares="calm=50-100")
+        calm = self.spec(1, "calm", 150, max_tokens=10)  # all of its floor, and no more
+        busy = [self.spec(i, "", 60, max_tokens=40) for i in (2, 3)]
+        harness.core.submit([calm, *busy])
+        harness.run()
+        assert harness.finished(1).preemptions == 0
+        assert harness.preemptions
+        say_the_same_as_alone(harness, [calm, *busy])
+
+    def test_a_prompt_above_the_quota_is_refused(self) -> None:
+        harness = EngineHarness(blocks=20, tenant_shares="batch=0-50")
+        harness.core.submit([self.spec(1, "batch", 170)])
+        (refused,) = harness.step().refused
+        assert (refused.sequence_id, refused.limit_tokens) == (1, 160)
+
+    def test_shares_follow_the_size_of_the_pool(self) -> None:
+        harness = EngineHarness(blocks=20, load_line=1.0, tenant_shares="calm=50-100")
+        harness.core.resize(Resize(1, 8, ShrinkPolicy.WAIT, 10.0))
+        harness.step()
+        assert harness.resized[0].num_blocks == 8
+        assert harness.manager.tenant_stats("calm").floor_blocks == 4
+        harness.core.resize(Resize(2, 20, ShrinkPolicy.WAIT, 10.0))
+        harness.step()
+        assert harness.manager.tenant_stats("calm").floor_blocks == 10
