@@ -2,7 +2,8 @@
 
 First come, first served: a sequence that does not fit makes those behind it wait. Two things
 pass: sequences that were preempted go first, and one whose prefix another sequence computes
-right now waits for that while others start. Running short of blocks preempts by recompute.
+right now waits for that while others start. Running short of blocks preempts as
+`kvcache.preemption` plans it, without a host to swap to.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from kvcache.admission import AdmissionRequest, Fits, NeverFits, NotNow
 from kvcache.manager import CacheManager
-from kvcache.preemption import VictimCandidate, plan_preemption
+from kvcache.preemption import Preemption, VictimCandidate, plan_preemption
 from kvcache.rates import PreemptionRates
 from kvcache.replay.report import (
     CacheFigures,
@@ -170,14 +171,15 @@ class ReplaySimulator:
             token = own_token(sequence.index)
             # A victim of an earlier one in this loop no longer decodes.
             while sequence.decodes and self._manager.append(sequence.index, token):
-                victim = self._choose_victim(sequence)
-                if victim is None:
+                plan = plan_preemption(self._candidates(), 1, self._rates, needy_id=sequence.index)
+                if plan is None:
                     self._end(sequence, _End.OUTGROWN)
                     break
-                self._preempt(victim)
+                for victim in plan.victims:
+                    self._preempt(victim)
 
-    def _choose_victim(self, needy: _Sequence) -> _Sequence | None:
-        candidates = [
+    def _candidates(self) -> list[VictimCandidate]:
+        return [
             VictimCandidate(
                 sequence_id=sequence.index,
                 priority=0,
@@ -187,18 +189,14 @@ class ReplaySimulator:
                 blocks=-(-self._manager.num_tokens(sequence.index) // self._settings.block_tokens),
                 exclusive_blocks=self._manager.exclusive_blocks(sequence.index),
                 computed_tokens=sequence.computed,
-                reusable=False,  # only by recompute
+                reusable=True,
             )
             for serial, sequence in enumerate(self._running)
         ]
-        plan = plan_preemption(candidates, 1, self._rates, needy_id=needy.index)
-        if plan is None:
-            return None
-        (chosen,) = plan.victims
-        return next(s for s in self._running if s.index == chosen.sequence_id)
 
-    def _preempt(self, victim: _Sequence) -> None:
-        self._manager.preempt(victim.index)
+    def _preempt(self, taken: Preemption) -> None:
+        self._manager.preempt(taken.sequence_id, keep_blocks=taken.keep_blocks)
+        victim = next(s for s in self._running if s.index == taken.sequence_id)
         self._running.remove(victim)
         victim.decodes = False
         victim.preemptions += 1
