@@ -10,7 +10,7 @@ from kvcache.memory import BlockMemory
 
 
 class IndexFeed:
-    """Tells listeners what has happened to the index since the last time. True: there are some.
+    """Tells listeners what has happened to the index since the last time.
 
     What was removed is told before contents are copied over it, what was moved after that.
     """
@@ -19,18 +19,17 @@ class IndexFeed:
         self._core = core
         self._memory = memory
         self._listeners: list[IndexListener] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._listeners)
+        self.has_listeners = False  # an attribute: asked for every token
 
     def add(self, listener: IndexListener) -> None:
         """Tells it, too, from now on."""
         self._core.record_events = True
         self._listeners.append(listener)
+        self.has_listeners = True
 
     def tell(self, copies: Sequence[tuple[int, int]] = ()) -> None:
         """Passes on the events, and copies contents (source, destination)."""
-        events = self._core.drain_events() if self._listeners else []
+        events = self._core.drain_events() if self.has_listeners else []
         self._pass_on(event for event in events if event[0] != "moved")
         if self._memory is not None:
             for source, destination in copies:

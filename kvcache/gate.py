@@ -65,7 +65,7 @@ class Gate:
         if fits.plan.version != self._core.version:
             fits = self._renewed(fits.plan.request)
         self._accounting.looked_up(fits)
-        if not self._ledger:
+        if not self._room.tenants.are_many:
             return self._start(fits)
         self._ledger.looked_up(fits)
         with self._ledger.evictions_for(fits.plan.group):

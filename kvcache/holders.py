@@ -30,8 +30,7 @@ class Holders:
         """Lets a new holder have what is cached of a prefix, up to `max_blocks`.
 
         Answers its id and the tokens held; 0: nothing is cached, or what others are guaranteed
-        forbids to keep it from eviction, and nothing has begun. Holding is not using: the blocks
-        are evicted no later for it once they are let go.
+        forbids to keep it from eviction, and nothing has begun. Does not count as a reuse.
         """
         holder_id = self.new_id()
         match = self._core.match(namespace, tokens, max_blocks)

@@ -147,7 +147,7 @@ class CacheManager:
             self._expectations.end(request.sequence_id)
         if fits.plan.partial[1]:
             self._reuse_partial(fits)
-        elif self._feed:
+        elif self._feed.has_listeners:
             self._feed.tell()
         return fits.cached_tokens
 
@@ -192,13 +192,13 @@ class CacheManager:
 
         Answers 0, or the number of blocks missing; then nothing has changed.
         """
-        if self._tenants:
+        if self._tenants.are_many:
             short = self._append_counted(sequence_id, token_id)
         else:
             short = self._core.append(sequence_id, token_id)
         if short:
             short = self._append_after_drops(sequence_id, token_id)
-        if self._feed:
+        if self._feed.has_listeners:
             self._feed.tell()
         return short
 
@@ -210,7 +210,7 @@ class CacheManager:
         and its own copy is freed: read the table after every commit.
         """
         self._core.commit(sequence_id, computed_tokens)
-        if self._feed:
+        if self._feed.has_listeners:
             self._feed.tell()
 
     def block_table(self, sequence_id: int) -> NDArray[np.int32]:

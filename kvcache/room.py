@@ -31,15 +31,15 @@ class Room:
     ) -> None:
         self.usable_blocks = usable_blocks  # all but the null block
         self._core = core
-        self._tenants = tenants
+        self.tenants = tenants
         self._expectations = expectations
 
     def available(self, group: int) -> Available:
         """What a group can have now, O(tenants)."""
-        if not self._tenants:
+        if not self.tenants.are_many:
             blocks = self._core.available_blocks(group)
             return Available(blocks, blocks, blocks)
-        counts, shares = CoreCounts(*self._core.counts()), self._tenants.shares
+        counts, shares = CoreCounts(*self._core.counts()), self.tenants.shares
         pool = counts.free + counts.cached + counts.expected
         owed = sum(
             max(0, share.floor_blocks - self._core.group_counts(other)[0])
@@ -52,15 +52,15 @@ class Room:
 
     def limit_blocks(self, group: int) -> int:
         """The most blocks that a group can ever have in use."""
-        return self._tenants.limit_blocks(group, self.usable_blocks)
+        return self.tenants.limit_blocks(group, self.usable_blocks)
 
     def group_of(self, tenant: str, namespace: bytes) -> int:
         """The group that a tenant's blocks are charged to.
 
         Raises InvalidArgumentError when another one has blocks in the namespace.
         """
-        group = self._tenants.group_of(tenant)
-        if self._tenants and self._core.namespace_group(namespace) not in (-1, group):
+        group = self.tenants.group_of(tenant)
+        if self.tenants.are_many and self._core.namespace_group(namespace) not in (-1, group):
             raise InvalidArgumentError("tenant", tenant, "the one whose namespace it is")
         return group
 
@@ -86,4 +86,4 @@ class Room:
 
     def _has_borrowed(self, group: int) -> bool:
         charged_blocks = sum(self._core.group_counts(group))
-        return charged_blocks > self._tenants.shares[group].floor_blocks
+        return charged_blocks > self.tenants.shares[group].floor_blocks

@@ -12,10 +12,7 @@ from kvcache.tenants import Tenants
 
 
 class TenantLedger:
-    """Per group of the core: what its requests looked up and found, and what others took.
-
-    False while there are no tenants: then nothing needs to be counted.
-    """
+    """Per group of the core: what its requests looked up and found, and what others took."""
 
     def __init__(self, core: CacheCore, tenants: Tenants) -> None:
         self._core = core
@@ -25,9 +22,6 @@ class TenantLedger:
         self._lookup_tokens = [0] * groups
         self._hit_tokens = [0] * groups
         self._evicted_for_others = [0] * groups
-
-    def __bool__(self) -> bool:
-        return bool(self._tenants)
 
     def looked_up(self, fits: Fits) -> None:
         """A sequence is about to start."""

@@ -43,11 +43,9 @@ class Tenants:
             raise InvalidArgumentError("tenants", len(shares), f"at most {MAX_TENANTS}")
         self._groups = {tenant: number for number, tenant in enumerate(shares, 1)}
         self.shares = [NO_SHARE, *shares.values()]
+        self.are_many = bool(shares)  # else everybody is in one group without limits
         self.floor_blocks = sum(share.floor_blocks for share in self.shares)
         _require_floors(self.floor_blocks, usable_blocks)
-
-    def __len__(self) -> int:
-        return len(self._groups)
 
     def group_of(self, tenant: str) -> int:
         """The group of the core that a tenant's blocks are charged to."""
