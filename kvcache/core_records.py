@@ -28,6 +28,12 @@ class EventRecorder:
         self._events: list[CoreEvent] = []
         self._removed: list[int] = []  # since the last event of another kind
 
+    def want(self, is_wanted: bool) -> None:
+        """Starts or stops to record; what happened before is not told."""
+        if is_wanted != self.is_wanted:
+            self.drain()
+        self.is_wanted = is_wanted
+
     def stored(
         self, namespace: bytes, parent: int | None, blocks: Sequence[int], tokens: array[int]
     ) -> None:

@@ -318,7 +318,7 @@ class PythonCore:
 
     @record_events.setter
     def record_events(self, is_wanted: bool) -> None:
-        self._store.events.is_wanted = is_wanted
+        self._store.events.want(is_wanted)
 
     def drain_events(self) -> list[CoreEvent]:
         return self._store.events.drain()
