@@ -1,4 +1,4 @@
-"""Lets sequences in: finds what they hit, judges whether they fit, starts them."""
+"""Lets sequences in and lets them grow: finds what they hit, judges whether they fit."""
 
 from __future__ import annotations
 
@@ -70,6 +70,20 @@ class Gate:
         self._ledger.looked_up(fits)
         with self._ledger.evictions_for(fits.plan.group):
             return self._start(fits)
+
+    def append(self, sequence_id: int, token_id: int, group: int) -> int:
+        """Gives a token a slot, ending what is over and letting go of what is expected if need be.
+
+        Answers 0; or 1, the blocks missing, and then nothing was let go.
+        """
+        with self._ledger.evictions_for(group):
+            short = self._core.append(sequence_id, token_id)
+            if short and self._expire():
+                short = self._core.append(sequence_id, token_id)
+            if short and self._core.available_blocks(group) > 0:
+                while short and self._room.drop_expectation(group):
+                    short = self._core.append(sequence_id, token_id)
+        return short
 
     def _judge(self, request: AdmissionRequest) -> Admission:
         core, room, token_ids = self._core, self._room, request.token_ids

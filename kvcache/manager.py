@@ -24,7 +24,6 @@ from kvcache.core_time import FOR_EVER, CoreTime
 from kvcache.errors import (
     DuplicateSequenceError,
     InvalidArgumentError,
-    PoolInUseError,
     UnknownSequenceError,
 )
 from kvcache.events import EventLog, IndexListener, IndexSnapshot, Stored
@@ -56,10 +55,10 @@ class CacheManager:
     blocks before it returns. Sequence ids are the caller's, below 2**62.
 
     `policy` says which cached blocks are evicted first, see `kvcache.eviction`; `core` chooses
-    the machine underneath, see `kvcache.core`. `events` is the first listener. `memory` copies
-    contents between blocks; without it that is left to the caller after a fork or a resize,
-    and blocks that agree in part are not reused. With it they are, from `partial_reuse_tokens`
-    common tokens on (None: never). `tenants` have shares of their own, see `kvcache.tenants`.
+    the machine underneath, see `kvcache.core`. `events` is the first listener. `memory` is where
+    contents are copied when a sequence forks or the pool is resized; a simulation needs none.
+    With one, cached blocks that agree in part are reused, from `partial_reuse_tokens` common
+    tokens on (None: never). `tenants` have shares of their own, see `kvcache.tenants`.
     `retention_ttl_seconds` says how long each retention level of requests lasts after the last
     use. `clock` gives seconds, for all deadlines.
     """
@@ -192,12 +191,11 @@ class CacheManager:
 
         Answers 0, or the number of blocks missing; then nothing has changed.
         """
-        if self._tenants.are_many:
-            short = self._append_counted(sequence_id, token_id)
-        else:
-            short = self._core.append(sequence_id, token_id)
+        is_counted = self._tenants.are_many and self._is_full(sequence_id)
+        short = 1 if is_counted else self._core.append(sequence_id, token_id)
         if short:
-            short = self._append_after_drops(sequence_id, token_id)
+            group = self._tenants.group_of(self._live_request(sequence_id).tenant)
+            short = self._gate.append(sequence_id, token_id, group)
         if self._feed.has_listeners:
             self._feed.tell()
         return short
@@ -373,18 +371,13 @@ class CacheManager:
         usable_blocks = num_blocks - 1
         self._tenants.require_fit(usable_blocks)
         self._leases.expire()
-        before = CoreCounts(*self._core.counts())
-        in_use = self.usable_blocks - before.free - before.cached - before.expected
-        if in_use > usable_blocks:
-            raise PoolInUseError(usable_blocks, in_use)
-        while in_use + CoreCounts(*self._core.counts()).expected > usable_blocks:
-            self._expectations.drop_one()
+        evicted_before = CoreCounts(*self._core.counts()).evicted
+        self._room.make_fit(usable_blocks)
         moves = self._core.resize(num_blocks)
         self._room.usable_blocks = usable_blocks
         self._feed.tell(moves)
-        return ResizeResult(
-            num_blocks, len(moves), CoreCounts(*self._core.counts()).evicted - before.evicted
-        )
+        evicted = CoreCounts(*self._core.counts()).evicted - evicted_before
+        return ResizeResult(num_blocks, len(moves), evicted)
 
     def set_share(self, tenant: str, share: TenantShare) -> None:
         """Gives a tenant that the manager was made with another share, in force at once."""
@@ -432,26 +425,9 @@ class CacheManager:
         except KeyError:
             raise UnknownSequenceError(sequence_id) from None
 
-    def _append_counted(self, sequence_id: int, token_id: int) -> int:
-        if self._core.num_tokens(sequence_id) % self.block_tokens:
-            return self._core.append(sequence_id, token_id)
-        with self._ledger.evictions_for(self._group_of_live(sequence_id)):
-            return self._core.append(sequence_id, token_id)
-
-    def _append_after_drops(self, sequence_id: int, token_id: int) -> int:
-        """Lets go of what can be let go until an append that was short is not."""
-        self.expire()
-        group = self._group_of_live(sequence_id)
-        if self._core.available_blocks(group) == 0:
-            return 1  # whatever is let go
-        with self._ledger.evictions_for(group):
-            while short := self._core.append(sequence_id, token_id):
-                if not self._room.drop_expectation(group):
-                    break
-        return short
-
-    def _group_of_live(self, sequence_id: int) -> int:
-        return self._tenants.group_of(self._live_request(sequence_id).tenant)
+    def _is_full(self, sequence_id: int) -> bool:
+        """Whether the next token needs a block, and may cost another tenant one."""
+        return self._core.num_tokens(sequence_id) % self.block_tokens == 0
 
     def _reuse_partial(self, fits: Fits) -> None:
         """Copies the block that agrees in part to the first new one."""

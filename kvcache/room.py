@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from kvcache.admission import Available
 from kvcache.core import CacheCore, CoreCounts
-from kvcache.errors import InvalidArgumentError, OutOfBlocksError
+from kvcache.errors import InvalidArgumentError, OutOfBlocksError, PoolInUseError
 from kvcache.expectations import Expectations
 from kvcache.tenants import Tenants
 
@@ -78,6 +78,18 @@ class Room:
                 is_hopeless = error.wanted_blocks > self._core.available_blocks(group)
                 if is_hopeless or not self.drop_expectation(group):
                     raise
+
+    def make_fit(self, usable_blocks: int) -> None:
+        """Lets go of what is expected until the rest fits into a pool of so many blocks.
+
+        Raises PoolInUseError, and nothing was let go, when what is in use does not.
+        """
+        counts = CoreCounts(*self._core.counts())
+        in_use = self.usable_blocks - counts.free - counts.cached - counts.expected
+        if in_use > usable_blocks:
+            raise PoolInUseError(usable_blocks, in_use)
+        while in_use + CoreCounts(*self._core.counts()).expected > usable_blocks:
+            self._expectations.drop_one()
 
     def drop_expectation(self, group: int) -> bool:
         """Lets go of one expectation on behalf of a group; False if there is none."""
