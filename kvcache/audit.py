@@ -16,10 +16,7 @@ from kvcache.states import BlockState, HolderKind
 
 
 def audit_core(
-    store: BlockStore,
-    pending: PendingPrefixes,
-    holders: Mapping[int, Holder],
-    block_tokens: int,
+    store: BlockStore, pending: PendingPrefixes, holders: Mapping[int, Holder], block_tokens: int
 ) -> None:
     """Compares everything with everything, O(all of it); raises ConservationError."""
     pool, index, order = store.pool, store.index, store.order

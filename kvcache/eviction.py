@@ -176,10 +176,7 @@ class EvictionOrder:
         """
         if not 1 <= level < LEVELS:
             raise InvalidArgumentError("level", level, f"from 1 to {LEVELS - 1}")
-        low, high = (
-            self._expiry[level],
-            self.now if level == 1 else self._expiry[level - 1],
-        )
+        low, high = (self._expiry[level], self.now if level == 1 else self._expiry[level - 1])
         if not low <= tick <= high:
             raise InvalidArgumentError("tick", tick, f"from {low} to {high}")
         self._expiry[level] = tick

@@ -204,11 +204,7 @@ class BlockPool:
             for source in range(num_blocks, self.num_blocks)
             if self._state[source] is not BlockState.FREE
         ]
-        del (
-            self._state[num_blocks:],
-            self._group[num_blocks:],
-            self._published[num_blocks:],
-        )
+        del (self._state[num_blocks:], self._group[num_blocks:], self._published[num_blocks:])
         self._free = sorted(block for block in self._free if block < num_blocks)
         self._count[BlockState.FREE] += num_blocks - self.num_blocks
         self.num_blocks = num_blocks
@@ -287,15 +283,9 @@ class BlockPool:
     def _move(self, source: int) -> int:
         """Makes the lowest FREE block what `source` is, and `source` FREE."""
         destination = heapq.heappop(self._free)
-        self._state[destination], self._state[source] = (
-            self._state[source],
-            BlockState.FREE,
-        )
+        self._state[destination], self._state[source] = (self._state[source], BlockState.FREE)
         self._group[destination] = self._group[source]
-        self._published[destination], self._published[source] = (
-            self._published[source],
-            False,
-        )
+        self._published[destination], self._published[source] = (self._published[source], False)
         if source in self._holders:
             self._holders[destination] = self._holders.pop(source)
         heapq.heappush(self._free, source)

@@ -11,9 +11,18 @@ from numpy.typing import NDArray
 
 from kvcache.audit import audit_core
 from kvcache.block_store import BlockStore
+from kvcache.core_checks import (
+    Match,
+    require_at_least,
+    require_computed,
+    require_in_range,
+    require_possible,
+    require_progress,
+    require_quota,
+    require_token,
+)
 from kvcache.core_records import CoreEvent, CoreSample
 from kvcache.errors import (
-    ConservationError,
     DuplicateSequenceError,
     InvalidArgumentError,
     UnknownSequenceError,
@@ -28,10 +37,7 @@ from kvcache.sequence import Holder, int32_array
 from kvcache.shares import GroupLimits
 from kvcache.states import BlockState, HolderKind
 
-_INT32 = np.iinfo(np.int32)
-
 Tokens = NDArray[np.int32]
-Match = tuple[int, int, int]  # PrefixMatch of kvcache.core
 
 
 class PythonCore:
@@ -86,7 +92,7 @@ class PythonCore:
         return self._store.pool.highest_used()
 
     def available_blocks(self, group: int, /) -> int:
-        _require_in_range("group", group, GROUPS)
+        require_in_range("group", group, GROUPS)
         return self._store.available(group)
 
     def namespace_group(self, namespace: bytes, /) -> int:
@@ -94,7 +100,7 @@ class PythonCore:
         return -1 if group is None else group
 
     def group_counts(self, group: int, /) -> tuple[int, int]:
-        _require_in_range("group", group, GROUPS)
+        require_in_range("group", group, GROUPS)
         share = self._store.shares(group)[group]
         return share.in_use, share.cached + share.expected
 
@@ -153,9 +159,9 @@ class PythonCore:
         /,
     ) -> None:
         blocks, _, end = self._possible(match, tokens)
-        _require_in_range("kind", kind, len(HolderKind))
-        _require_in_range("group", group, GROUPS)
-        _require_in_range("level", level, LEVELS)
+        require_in_range("kind", kind, len(HolderKind))
+        require_in_range("group", group, GROUPS)
+        require_in_range("level", level, LEVELS)
         self._require_new(sequence_id)
         owner = self._store.index.group_of(namespace)
         if owner not in (None, group):
@@ -186,8 +192,7 @@ class PythonCore:
         self._start(holder, hits, new_blocks)
 
     def append(self, sequence_id: int, token_id: int, /) -> int:
-        if not _INT32.min <= token_id <= _INT32.max:
-            raise InvalidArgumentError("token_id", token_id, "an int32 number")
+        require_token(token_id)
         holder = self._holder(sequence_id)
         if len(holder.tokens) == len(holder.table) * self._block_tokens:
             if self._store.obtainable(holder.group) == 0:
@@ -199,13 +204,7 @@ class PythonCore:
 
     def commit(self, sequence_id: int, computed_tokens: int, /) -> None:
         holder = self._holder(sequence_id)
-        if not holder.computed_tokens <= computed_tokens <= len(holder.tokens):
-            raise InvalidArgumentError(
-                "computed_tokens",
-                computed_tokens,
-                f"from {holder.computed_tokens} (computed before) to "
-                f"{len(holder.tokens)} (the tokens of sequence {sequence_id})",
-            )
+        require_progress(holder, computed_tokens)
         holder.computed_tokens = computed_tokens
         if computed_tokens >= holder.prompt_tokens:
             self._pending.discard(holder)
@@ -233,10 +232,7 @@ class PythonCore:
         if parent.kind is not HolderKind.SEQUENCE:
             raise UnknownSequenceError(parent_id)
         self._require_new(child_id)
-        least = len(parent.tokens) - 1
-        if parent.computed_tokens < least:
-            limit = f"at least {least} (the tokens of sequence {parent_id} but the last)"
-            raise InvalidArgumentError("computed_tokens", parent.computed_tokens, limit)
+        require_computed(parent)
         full_blocks, rest_tokens = divmod(parent.computed_tokens, self._block_tokens)
         new_blocks = len(parent.table) - full_blocks
         self._store.require_room(new_blocks, parent.group, [], parent.kind)
@@ -271,12 +267,9 @@ class PythonCore:
     # --- what is kept --------------------------------------------------------
 
     def set_group(self, group: int, floor_blocks: int, quota_blocks: int, /) -> None:
-        _require_in_range("group", group, GROUPS)
-        if floor_blocks < 0:
-            raise InvalidArgumentError("floor_blocks", floor_blocks, "at least 0")
-        if quota_blocks < -1:
-            limit = "at least 0, or -1 for none"
-            raise InvalidArgumentError("quota_blocks", quota_blocks, limit)
+        require_in_range("group", group, GROUPS)
+        require_at_least("floor_blocks", floor_blocks, 0)
+        require_quota(quota_blocks)
         quota = None if quota_blocks == -1 else quota_blocks
         self._store.set_group(group, GroupLimits(floor_blocks, quota))
         self._changed()
@@ -286,8 +279,7 @@ class PythonCore:
         self._changed()
 
     def evict(self, count: int, /) -> int:
-        if count < 0:
-            raise InvalidArgumentError("count", count, "at least 0")
+        require_at_least("count", count, 0)
         evicted = self._store.evict(count)
         self._changed()
         return evicted
@@ -357,10 +349,8 @@ class PythonCore:
 
     def _possible(self, match: Match, tokens: Tokens) -> Match:
         """The match, if it could be one of this core and these tokens."""
-        blocks, evictable, end = match
-        most = int(tokens.size) // self._block_tokens
-        if not (0 <= evictable <= blocks <= most and 0 <= end < self._store.pool.num_blocks):
-            raise ConservationError("a match names blocks that cannot be")
+        most_blocks = int(tokens.size) // self._block_tokens
+        require_possible(match, most_blocks, self._store.pool.num_blocks)
         return match
 
     def _require_new(self, holder_id: int) -> None:
@@ -405,8 +395,3 @@ class PythonCore:
     def _changed(self) -> None:
         self.version += 1
         self.check()
-
-
-def _require_in_range(field: str, value: int, end: int) -> None:
-    if not 0 <= value < end:
-        raise InvalidArgumentError(field, value, f"from 0 to {end - 1}")

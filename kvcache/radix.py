@@ -217,18 +217,12 @@ class RadixIndex:
             if isinstance(node.parent, int):
                 if node.parent not in self._nodes:
                     raise ConservationError(f"block {block} continues a block outside the index")
-                before = (
-                    self._nodes[node.parent].namespace,
-                    self._nodes[node.parent].digest,
-                )
+                before = (self._nodes[node.parent].namespace, self._nodes[node.parent].digest)
             else:
                 users[node.parent] += 1
                 first_blocks[node.tokens] += 1
                 before = node.parent, hash(node.parent)
-            if (node.namespace, node.digest) != (
-                before[0],
-                chain_digest(before[1], node.tokens),
-            ):
+            if (node.namespace, node.digest) != (before[0], chain_digest(before[1], node.tokens)):
                 raise ConservationError(f"block {block} is of another prefix than its parent")
         for block, node in self._nodes.items():
             if node.continuations != continuations[block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -45,25 +46,24 @@ class CoreDriver:
         ids, holder_id = array(tokens), self.next_id
         most = (len(tokens) - (not whole)) // self.size
         match = self.core.match(namespace, ids, most) if use_cache else NO_MATCH
-        self.core.begin(
-            holder_id, namespace, ids, publish, match, is_reuse, kind, group, level
-        )  # fmt: skip
+        arguments = holder_id, namespace, ids, publish, match, is_reuse
+        self.core.begin(*arguments, kind, group, level)
         self.next_id += 1
         return holder_id
 
-    def start(self, tokens: Sequence[int], **options: object) -> int:
+    def start(self, tokens: Sequence[int], **options: Any) -> int:
         """A sequence that has computed its tokens."""
-        holder_id = self.begin(tokens, **options)  # type: ignore[arg-type]
+        holder_id = self.begin(tokens, **options)
         self.core.commit(holder_id, len(tokens))
         return holder_id
 
-    def use(self, tokens: Sequence[int], **options: object) -> None:
+    def use(self, tokens: Sequence[int], **options: Any) -> None:
         """A sequence from its begin to its end."""
         self.core.release(self.start(tokens, **options))
 
-    def keep(self, tokens: Sequence[int], kind: HolderKind, **options: object) -> int:
+    def keep(self, tokens: Sequence[int], kind: HolderKind, **options: Any) -> int:
         """A holder of what is cached of whole blocks of tokens."""
-        return self.begin(tokens, kind, is_reuse=False, whole=True, **options)  # type: ignore[arg-type]
+        return self.begin(tokens, kind, is_reuse=False, whole=True, **options)
 
     def cached(self, tokens: Sequence[int], namespace: bytes = b"") -> int:
         """Blocks that match."""

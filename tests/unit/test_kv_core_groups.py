@@ -73,12 +73,22 @@ def test_a_group_makes_room_within_its_quota_from_its_own_blocks(new_core: NewCo
     assert cache.core.group_counts(1) == (3, 0)
     assert cache.core.append(running, 9) == 0
     assert cache.core.append(running, 10) == 1, "it may not have a fourth block"
-    cache.refused(
-        OutOfBlocksError, lambda: cache.begin([3], namespace=b"1", group=1)
-    )  # fmt: skip
+    cache.refused(OutOfBlocksError, lambda: cache.begin([3], namespace=b"1", group=1))
     assert cache.cached([5, 5, 6, 6]) == 2
     cache.core.set_group(1, 0, -1)
     assert cache.core.append(running, 10) == 0
+
+
+def test_a_lower_quota_waits_until_blocks_are_needed(new_core: NewCore) -> None:
+    cache = new_core(20)
+    cache.use([1, 1, 2, 2, 3, 3, 4, 4], namespace=b"1", group=1)
+    cache.core.set_group(1, 0, 2)
+    cache.keep([1, 1], PIN, namespace=b"1", group=1)
+    assert cache.core.group_counts(1) == (1, 3), "a pin needs no new block"
+    running = cache.start([9], namespace=b"1", group=1)
+    assert cache.core.group_counts(1) == (2, 0)
+    assert cache.core.append(running, 9) == 0
+    assert cache.core.append(running, 9) == 1
 
 
 def test_limits_of_groups_are_checked(new_core: NewCore) -> None:

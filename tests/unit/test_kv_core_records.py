@@ -82,6 +82,25 @@ def test_what_was_flushed_or_moved_is_no_sample_of_a_life(new_core: NewCore) -> 
     assert cache.core.drain_samples() == []
 
 
+def test_nothing_is_known_of_what_was_at_a_number_before(new_core: NewCore) -> None:
+    cache = new_core(70)
+    cache.use([1, 1])
+    cache.core.evict(1)
+    assert len(cache.core.drain_samples()) == 1
+    blockers = [cache.start(range(2 * blocks), publish=False) for blocks in (1, 63)]
+    cache.use([2, 2])  # block 65
+    for blocker in blockers:
+        cache.core.release(blocker)
+    assert cache.core.resize(10) == [(65, 1)]
+    cache.core.resize(70)
+    blockers = [cache.start(range(2 * blocks), publish=False) for blocks in (63, 1)]
+    cache.use([3, 3])  # block 66
+    cache.core.release(blockers[1])
+    assert cache.core.resize(66) == [(66, 65)]
+    assert cache.core.evict(2) == 2
+    assert cache.core.drain_samples() == []
+
+
 def test_a_few_thousand_samples_are_kept(new_core: NewCore) -> None:
     cache = new_core(2, 1)
     for token in range(5000):
