@@ -74,7 +74,7 @@ class LockStep(RuleBasedStateMachine):
     def both(self, action: Callable[[CacheCore], object]) -> Any:
         """Does the same with each; answers what both answered."""
         native, python = (outcome(lambda core=core: action(core)) for core in self.cores)
-        assert native == python
+        assert native == python, (native, python)
         return native
 
     # --- holders begin ---
