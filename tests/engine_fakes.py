@@ -234,6 +234,16 @@ class EngineHarness:
         self.preemptions.append((len(self.reports), sequence_id))
         self._preempt(sequence_id, **how)
 
+    def let_steps_last(self, seconds_per_token: float) -> None:
+        """Lets time pass while the runner computes, so that the engine measures its speed."""
+        forward = self.runner.forward
+
+        def slow_forward(batch: StepBatch) -> NDArray[np.float32]:
+            self.now_seconds += seconds_per_token * len(batch.token_ids)
+            return forward(batch)
+
+        self.runner.forward = slow_forward  # type: ignore[method-assign]
+
     def step(self) -> StepReport:
         """One step, a second long; checks the manager from top to bottom afterwards."""
         self.now_seconds += 1.0

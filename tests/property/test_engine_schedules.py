@@ -1,22 +1,31 @@
 """Whatever arrives, leaves or runs out: outputs are those of the model alone, nothing leaks.
 
-Random arrivals, aborts, priorities, shared prefixes, chunk sizes and pools so small that
-preemption is the rule. The model's KV is a hash (see `engine_fakes`), so one wrong block
-table, slot or stale block changes an output.
+Random arrivals, aborts, priorities, tenants, shared prefixes, chunk sizes, a host tier, and
+pools so small that preemption is the rule. The model's KV is a hash (see `engine_fakes`), so
+one wrong block table, slot or stale block changes an output.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 from engine_fakes import EngineHarness, spec_of
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from kvcache import CacheManager, KVDtype, KVLayout
+from kvcache.memory import BlockMemory
+from kvcache.tiers import Fingerprint
+from kvcache.tiers.host import HostTier
+from kvcache.tiers.loads import LoadLimits
+from kvcache.tiers.offload import Offload
+from service.config.tenants import parse_tenant_shares
 from service.engine.messages import FinishReason, SamplingParams, SequenceSpec
+from service.engine.tenancy import shares_in_blocks
 
 pytestmark = pytest.mark.slow
 
@@ -40,15 +49,49 @@ class World:
     blocks: int
     block_tokens: int
     settings: dict[str, float]
+    tenant_shares: str | None = None
+    host_blocks: int = 0  # of a tier below the pool
+    seconds_per_token: float = 0.0  # from which preemption rates follow
 
     def harness(self) -> EngineHarness:
-        return EngineHarness(
+        harness = EngineHarness(
             blocks=self.blocks,
             block_tokens=self.block_tokens,
             vocab_size=VOCAB,
             max_context_tokens=MAX_CONTEXT_TOKENS,
+            offload=self.offload if self.host_blocks else None,
+            tenant_shares=self.tenant_shares,
             **self.settings,
         )
+        harness.let_steps_last(self.seconds_per_token)
+        return harness
+
+    def offload(
+        self, manager: CacheManager, memory: BlockMemory, clock: Callable[[], float]
+    ) -> Offload:
+        layout = KVLayout(1, 1, 1, self.block_tokens, KVDtype.FLOAT32)
+        host = HostTier(layout.block_bytes, self.host_blocks * layout.block_bytes)
+        looks = itertools.count()
+        return Offload(
+            manager,
+            memory,
+            Fingerprint("fake", "none", layout).digest,
+            host,
+            limits=LoadLimits(min_blocks=1, poll_bytes=3 * layout.block_bytes),
+            clock=lambda: clock() + next(looks) * 1e-6,  # copies take time, too
+        )
+
+    def is_possible(self, tenant: str, tokens: int) -> bool:
+        """Whether a sequence may ever hold so many tokens."""
+        return math.ceil(tokens / self.block_tokens) <= self.limit_blocks(tenant)
+
+    def limit_blocks(self, tenant: str) -> int:
+        percents = parse_tenant_shares(self.tenant_shares or "")
+        shares = shares_in_blocks(percents, self.blocks)
+        floors = sum(share.floor_blocks for name, share in shares.items() if name != tenant)
+        share = shares.get(tenant)
+        quota = self.blocks if share is None else share.quota_blocks or self.blocks
+        return min(quota, self.blocks - floors)
 
 
 @st.composite
@@ -67,6 +110,9 @@ def worlds(draw: st.DrawFn) -> World:
             "max_admission_skips": draw(st.integers(0, 3)),
             "prompt_logprob_rows": draw(st.integers(1, 16)),
         },
+        tenant_shares=draw(st.sampled_from([None, None, "a=0-50", "a=40-100", "a=30-60,b=20-100"])),
+        host_blocks=draw(st.sampled_from([0, 0, 1, 8, 64])),
+        seconds_per_token=draw(st.sampled_from([0.0, 0.01, 1e-6])),
     )
 
 
@@ -95,6 +141,8 @@ def arrivals(draw: st.DrawFn, sequence_id: int) -> Arrival:
     shared = [(stem + i) % VOCAB for i in range(draw(st.integers(0, 20)))]
     own = draw(st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=6))
     step = draw(st.integers(0, 12))
+    tenant = draw(st.sampled_from(["", "", "a", "b"]))
+    salt = draw(st.sampled_from([b"", b"", b"salt"]))
     spec = spec_of(
         sequence_id,
         prompt=shared + own,
@@ -104,7 +152,8 @@ def arrivals(draw: st.DrawFn, sequence_id: int) -> Arrival:
         eos_ids=draw(st.sampled_from([(), (3,)])),
         stop_ids=draw(st.sampled_from([(), (), (5, 7)])),
         priority=draw(st.integers(-1, 1)),
-        namespace=draw(st.sampled_from([b"", b"", b"salt"])),
+        tenant=tenant,
+        namespace=tenant.encode() + b"/" + salt,
         use_prefix_cache=draw(st.sampled_from([True, True, False])),
         publish_blocks=draw(st.sampled_from([True, True, False])),
         arrival_seconds=float(step),
@@ -142,8 +191,16 @@ def test_outputs_do_not_depend_on_the_schedule_and_nothing_leaks(
     harness = world.harness()
     play(harness, load)
 
+    stats = harness.core.stats()
+    events = {"preempted": stats.preemptions, "trimmed": stats.trims, "swapped": stats.swaps}
+    events["loaded"] = stats.tiers.loaded_blocks if stats.tiers is not None else 0
+    for name, count in events.items():
+        if count:
+            event(name)
     assert harness.manager.stats().held == 0
     assert harness.manager.stats().live_sequences == 0
+    assert harness.manager.stats().expected == 0
+    assert harness.core.stats().blocks_kept == 0
     refused = {r.sequence_id for report in harness.reports for r in report.refused}
     for arrival in load:
         check_outcome(harness, world, arrival, refused)
@@ -153,14 +210,10 @@ def check_outcome(
     harness: EngineHarness, world: World, arrival: Arrival, refused: set[int]
 ) -> None:
     spec = arrival.spec
-
-    def blocks_for(tokens: int) -> int:
-        return math.ceil(tokens / world.block_tokens)
-
     expected = harness.oracle(spec)
     output = harness.output(spec.sequence_id)
     if spec.sequence_id in refused:
-        assert blocks_for(len(spec.prompt_ids)) > world.blocks
+        assert not world.is_possible(spec.tenant, len(spec.prompt_ids))
         assert output == []
         return
     end = harness.finished(spec.sequence_id)
@@ -168,7 +221,7 @@ def check_outcome(
         assert arrival.abort_step is not None
         assert output == expected[: len(output)]
     elif end.reason is FinishReason.EVICTED:
-        assert blocks_for(len(spec.prompt_ids) + len(output)) > world.blocks
+        assert not world.is_possible(spec.tenant, len(spec.prompt_ids) + len(output))
         assert output == expected[: len(output)]
     else:
         assert output == expected

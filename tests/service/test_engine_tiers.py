@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from engine_fakes import EngineHarness, spec_of
 from kv_tier_fakes import FakeTier, until
-from numpy.typing import NDArray
 
 from kvcache import CacheManager, KVDtype, KVLayout
 from kvcache.memory import BlockMemory
@@ -18,7 +17,6 @@ from kvcache.tiers.host import HostTier
 from kvcache.tiers.loads import LoadLimits
 from kvcache.tiers.offload import Offload
 from service.engine.messages import EngineStats, FinishReason, SequenceSpec, TierFigures
-from service.engine.runner import StepBatch
 
 LAYOUT = KVLayout(1, 1, 1, 16, KVDtype.FLOAT32)  # that of the fake runner
 LEASE_SECONDS = 5.0  # as many steps of the harness
@@ -66,17 +64,13 @@ class TieredEngine(EngineHarness):
 
     def take_time(self, *, seconds_per_token: float, seconds_per_copy: float) -> None:
         """Lets time pass in steps and in copies to the host, so that their speeds are measured."""
-        forward, put = self.runner.forward, self.host.put
-
-        def slow_forward(batch: StepBatch) -> NDArray[np.float32]:
-            self.now_seconds += seconds_per_token * len(batch.token_ids)
-            return forward(batch)
+        self.let_steps_last(seconds_per_token)
+        put = self.host.put
 
         def slow_put(*arguments: Any) -> bool:
             self.now_seconds += seconds_per_copy
             return put(*arguments)
 
-        self.runner.forward = slow_forward  # type: ignore[method-assign]
         self.host.put = slow_put  # type: ignore[method-assign]
 
     def wait_for_loads(self) -> None:
