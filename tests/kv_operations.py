@@ -47,19 +47,23 @@ class Sequences(World):
             return answer
         assert isinstance(answer, Fits)
         assert answer.new_blocks == needed - len(hits)
-        self.check_hits(mirror, answer.cached_tokens)
+        self.check_hits(mirror, answer.cached_tokens, self.longest_copy(mirror))
         mirror.plan = answer
         return answer
 
-    def check_hits(self, mirror: Mirror, cached_tokens: int) -> None:
+    def longest_copy(self, mirror: Mirror) -> int:
+        """The most tokens that a copy of a block can save behind the hits."""
+        hit_blocks = len(self.hits(mirror))
+        if self.partial is None or not mirror.use_cache:
+            return 0
+        return self.index.longest_partial(mirror.namespace, mirror.tokens, hit_blocks)
+
+    def check_hits(self, mirror: Mirror, cached_tokens: int, longest_copy: int) -> None:
         """All whole blocks there are, and of the next one no more than there is."""
         whole = len(self.hits(mirror)) * self.size
         assert whole <= cached_tokens < len(mirror.tokens)
         partial = cached_tokens - whole
-        if partial:
-            assert self.partial is not None
-            best = self.index.longest_partial(mirror.namespace, mirror.tokens, whole // self.size)
-            assert self.partial <= partial <= best
+        assert partial == 0 or (self.partial or 0) <= partial <= longest_copy
 
     def begin(self, mirror: Mirror) -> bool:
         """Starts a sequence by its plan, fresh or stale; False if it does not fit any more."""
@@ -78,9 +82,9 @@ class Sequences(World):
             self.settle()
             return False
         hits, used = self.hits(mirror), self.firmly_held()
-        copies = self.memory.copied_blocks
+        copies, longest_copy = self.memory.copied_blocks, self.longest_copy(mirror)
         cached = self.manager.begin(plan)
-        self.check_hits(mirror, cached)
+        self.check_hits(mirror, cached, longest_copy)
         assert self.memory.copied_blocks - copies == int(cached > len(hits) * self.size)
         table = self.manager.block_table(mirror.sequence_id).tolist()
         assert table[: len(hits)] == hits

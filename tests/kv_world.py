@@ -258,8 +258,9 @@ class World:
         holders = self.holders()
         self.count = self.recount(holders)
         stats = self.manager.stats()
-        seen = {name: getattr(stats, name) for name in asdict(self.count)}
-        assert seen == asdict(self.count)
+        wanted = asdict(self.count)
+        seen = {name: getattr(stats, name) for name in wanted}
+        assert seen == wanted, f"the manager counts {seen}, the model {wanted}"
         self.evicted_blocks += len(removals)
         assert (stats.total, stats.evicted_blocks) == (self.usable, self.evicted_blocks)
         assert (stats.forks, stats.preemptions) == (self.forks, self.preemptions)
