@@ -207,3 +207,57 @@ def _is_alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state != "Z"
+
+
+class TestTiers:
+    """The disk tier across the ends of engines."""
+
+    def settings(self, folder: Path) -> EngineSettings:
+        return EngineSettings(
+            kv_blocks=64,
+            max_context_tokens=512,
+            host_cache_bytes=1 << 20,
+            disk_cache_folder=str(folder),
+        )
+
+    def cached_tokens(self, engine: EngineProcess) -> int:
+        """Serves the same prompt in every engine; the part of it that was cached."""
+        spec = spec_of(1, prompt=range(200), max_tokens=3)
+        engine.send(Submit([spec]))
+        cached, output = 0, []
+        for message in engine.messages():
+            if isinstance(message, StepReport):
+                cached += sum(started.cached_tokens for started in message.started)
+                output += [token for said in message.outputs for token in said.token_ids]
+                if message.finished:
+                    break
+        assert output == oracle_output(spec, 256, 512)
+        return cached
+
+    def test_an_engine_finds_what_the_last_one_had_cached(self, tmp_path: Path) -> None:
+        cached = []
+        for _ in range(2):
+            engine = EngineProcess(self.settings(tmp_path))
+            try:
+                engine.until_ready()
+                cached.append(self.cached_tokens(engine))
+                engine.send(Shutdown())
+                assert engine.process.wait(timeout=30) == 0
+            finally:
+                engine.stop()
+        assert cached == [0, 192]
+
+    def test_a_folder_that_another_engine_uses_is_an_expected_failure(self, tmp_path: Path) -> None:
+        first = EngineProcess(self.settings(tmp_path))
+        second = EngineProcess(self.settings(tmp_path))
+        try:
+            ends = []
+            for engine in (first, second):
+                told = (m for m in engine.messages() if isinstance(m, Ready | StartFailed))
+                ends.append(next(told))
+            (failure,) = (end for end in ends if isinstance(end, StartFailed))
+            assert "disk tier: " in failure.message
+            assert str(tmp_path) in failure.message
+        finally:
+            first.stop()
+            second.stop()

@@ -285,5 +285,6 @@ def test_outputs_under_pressure_are_those_without(
     engine.assert_said(*specs)
     assert engine.stats.preemptions > 0
     assert bool(engine.stats.trims) == publishes
+    assert bool(engine.stats.swaps) == (publishes and host_blocks > 1)
     engine.assert_every_preemption_is_paid_with_a_token()
     engine.assert_nothing_is_kept()
