@@ -12,7 +12,7 @@ namespace kvcache {
 class History {
  public:
   void record(Operation operation, HolderId actor, BlockId block) {
-    ring_[serial_ % ring_.size()] = {serial_ + 1, actor, block, operation};
+    ring_[serial_ % kKept] = {serial_ + 1, actor, block, operation};
     ++serial_;
   }
 
@@ -21,9 +21,9 @@ class History {
   // At most `kShown` transitions of one block, oldest first.
   std::vector<Transition> of(BlockId block) const {
     std::vector<Transition> found;
-    const std::uint64_t first = serial_ > ring_.size() ? serial_ - ring_.size() : 0;
+    const std::uint64_t first = serial_ > kKept ? serial_ - kKept : 0;
     for (std::uint64_t at = serial_; at > first && found.size() < kShown; --at) {
-      const Transition& transition = ring_[(at - 1) % ring_.size()];
+      const Transition& transition = ring_[(at - 1) % kKept];
       if (transition.block == block) found.push_back(transition);
     }
     std::reverse(found.begin(), found.end());
@@ -32,7 +32,8 @@ class History {
 
  private:
   static constexpr std::size_t kShown = 16;
-  std::vector<Transition> ring_ = std::vector<Transition>(1 << 15);
+  static constexpr std::size_t kKept = 1 << 15;  // a constant, as every transition divides by it
+  std::vector<Transition> ring_ = std::vector<Transition>(kKept);
   std::uint64_t serial_ = 0;
 };
 
