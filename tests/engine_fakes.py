@@ -261,6 +261,19 @@ class EngineHarness:
             self.step()
         raise AssertionError(f"still at work after {max_steps} steps")
 
+    def run_until(self, condition: Callable[[], object], max_steps: int = 1000) -> None:
+        """Steps until something holds; fails if that takes more than `max_steps`."""
+        for _ in range(max_steps):
+            if condition():
+                return
+            self.step()
+        raise AssertionError(f"still not so after {max_steps} steps")
+
+    def ended(self, *sequence_ids: int) -> bool:
+        """Whether these have all finished."""
+        said = {end.sequence_id for report in self.reports for end in report.finished}
+        return said.issuperset(sequence_ids)
+
     def outputs(self, sequence_id: int) -> list[Output]:
         """All outputs of one sequence so far."""
         return [o for r in self.reports for o in r.outputs if o.sequence_id == sequence_id]

@@ -88,8 +88,7 @@ class TestPriority:
         harness.core.submit([low])
         harness.step()
         harness.core.submit([first])
-        while not any(f.sequence_id == 2 for f in harness.step().finished):
-            pass
+        harness.run_until(lambda: harness.ended(2))
         assert harness.step().stats.running == 1  # the low one is back, at its beginning
         harness.core.submit([second])
         assert harness.step().stats.running == 1
@@ -111,8 +110,8 @@ class TestPriority:
         harness.core.submit([equal, low])
         harness.step()
         harness.core.submit([spec_of(3, prompt(3, 100), max_tokens=2, priority=1)])
-        while not any(finished.sequence_id == 2 for finished in harness.step().finished):
-            assert harness.preemptions == []
+        harness.run_until(lambda: harness.ended(2))
+        assert harness.preemptions == []
         harness.run()
         assert harness.finished(3).reason is FinishReason.MAX_TOKENS
 
@@ -207,9 +206,7 @@ class TestCost:
         for _ in range(4):
             harness.step()
         harness.core.submit(burst)
-        ended: set[int] = set()
-        while not ended.issuperset(spec.sequence_id for spec in burst):
-            ended |= {finished.sequence_id for finished in harness.step().finished}
+        harness.run_until(lambda: harness.ended(*(spec.sequence_id for spec in burst)))
         assert harness.preemptions
         left = harness.core.stats().running + harness.core.stats().waiting
         assert left >= 2
@@ -222,8 +219,7 @@ def test_figures_are_right_at_once_when_all_are_aborted_and_no_step_follows() ->
     harness = EngineHarness(blocks=12, load_line=1.0)
     specs = [spec_of(i, prompt(i, 50), max_tokens=50) for i in range(6)]
     harness.core.submit(specs)
-    while not harness.preemptions:
-        harness.step()
+    harness.run_until(lambda: harness.preemptions)
     harness.core.abort([spec.sequence_id for spec in specs])
     stats = harness.core.stats()
     assert (stats.running, stats.waiting, stats.preempted) == (0, 0, 0)
@@ -271,8 +267,7 @@ class TestWaiting:
         harness = EngineHarness(blocks=8, load_line=1.0)
         specs = [spec_of(i, prompt(i, 43 + 7 * i), max_tokens=60) for i in (1, 2)]
         harness.core.submit(specs)
-        while not harness.core.stats().trims:
-            harness.step()
+        harness.run_until(lambda: harness.core.stats().trims)
         assert harness.manager.stats().expected > 0
         harness.core.abort([spec.sequence_id for spec in specs])
         assert harness.manager.stats().expected == 0
