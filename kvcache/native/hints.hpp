@@ -1,8 +1,10 @@
 // Where to look for a block that goes on like a prompt for a part of its tokens.
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
+#include "relocation.hpp"
 #include "types.hpp"
 
 namespace kvcache {

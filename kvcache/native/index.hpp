@@ -11,6 +11,7 @@
 
 #include "digest.hpp"
 #include "hints.hpp"
+#include "relocation.hpp"
 #include "types.hpp"
 
 namespace kvcache {
@@ -29,7 +30,7 @@ inline bool is_root(Parent parent) { return parent < 0; }
 // the parent is compared as a block id, equality of whole prefixes follows by induction: a block
 // leaves the index after all that continue it.
 //
-// A block costs 16 bytes here, its bucket included, beside its tokens.
+// A block costs 17 bytes here, its bucket and its part of the hints included, beside its tokens.
 class Index {
  public:
   Index(BlockId num_blocks, std::size_t block_tokens, int digest_bits)

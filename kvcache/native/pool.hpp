@@ -10,6 +10,7 @@
 #include "groups.hpp"
 #include "history.hpp"
 #include "records.hpp"
+#include "relocation.hpp"
 #include "rings.hpp"
 #include "samples.hpp"
 #include "types.hpp"
