@@ -111,6 +111,7 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
+        self.preempted_count = 0  # how many of them were preempted
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -124,13 +125,11 @@ class WaitingQueue:
         return self._sequences[:count]
 
     def add(self, sequence: Sequence) -> None:
-        """Puts a sequence in its place."""
+        """Puts a sequence in its place; it keeps its state until it is removed."""
         insort(self._sequences, sequence, key=admission_order)
+        self.preempted_count += sequence.state is SequenceState.PREEMPTED
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out; ValueError if it is not there."""
         self._sequences.remove(sequence)
-
-    def preempted_count(self) -> int:
-        """How many of them were preempted."""
-        return sum(s.state is SequenceState.PREEMPTED for s in self._sequences)
+        self.preempted_count -= sequence.state is SequenceState.PREEMPTED

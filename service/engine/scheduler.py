@@ -75,7 +75,7 @@ class Scheduler:
     @property
     def preempted_count(self) -> int:
         """Sequences that lost their blocks and wait to come back."""
-        return self._waiting.preempted_count()
+        return self._waiting.preempted_count
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a new sequence."""

@@ -105,6 +105,8 @@ def test_queue_is_ordered_by_priority_then_returners_then_arrival_whatever_came_
         queue.add(sequence)
     assert list(queue) == in_order
     assert queue.first(3) == in_order[:3]
-    assert queue.preempted_count() == 1
+    assert queue.preempted_count == 1
     queue.remove(in_order[3])
     assert list(queue) == in_order[:3] + in_order[4:]
+    queue.remove(preempted)
+    assert queue.preempted_count == 0
