@@ -56,9 +56,10 @@ class Offload:
     keep up with. `prefetch` and `poll` bring blocks back. Clearing a namespace clears it in
     every tier: from that moment on none of its blocks is found, whatever is under way.
 
-    Belongs to the thread of the engine. `clock` is that of the manager: the deadlines of its
-    leases are compared with it. Registers itself as a listener of the manager, whose index may
-    have blocks already. The tiers are closed by `close`.
+    Belongs to the thread of the engine, which asks `disk` what it has: a tier that knows that
+    without waiting for anybody. `remote` is asked by a thread. `clock` is that of the manager:
+    the deadlines of its leases are compared with it. Registers itself as a listener of the
+    manager, whose index may have blocks already. The tiers are closed by `close`.
     """
 
     def __init__(

@@ -104,7 +104,11 @@ class TierWorker:
         """Asks the tier at once, in this thread: for a tier that knows without asking anybody."""
         if not keys or not self.may_have(keys[0].namespace):
             return 0
-        return self.tier.leading_hits(keys)
+        try:
+            return self.tier.leading_hits(keys)
+        except TierError as error:
+            self._failed(error.reason)
+            return 0
 
     def submit(self, job: Job) -> None:
         """Has a lookup or a read done by the next free thread."""
@@ -137,9 +141,7 @@ class TierWorker:
 
     def gave_up(self) -> None:
         """Somebody waited in vain for an answer: the store counts as failing."""
-        with self._changed:
-            self._failures += 1
-        self._breaker.failed("no answer in time")
+        self._failed("no answer in time")
 
     def drop(self, namespace: bytes | None) -> None:
         """Has a namespace (None: all) forgotten; from now on nothing of it is found."""
@@ -266,7 +268,10 @@ class TierWorker:
         else:
             self._breaker.succeeded()
             return answer
+        self._failed(reason)
+        return None
+
+    def _failed(self, reason: str) -> None:
         with self._changed:
             self._failures += 1
         self._breaker.failed(reason)
-        return None

@@ -5,96 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from kv_tier_blocks import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, LAYOUT, contents
+from kv_tier_blocks import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, contents
+from kv_tier_engine import DEVICE_BLOCKS, LEASE_SECONDS, Engine, Tokens, prompt
 from kv_tier_fakes import Clock, FakeTier, until
-from numpy.typing import NDArray
 
-from kvcache import AdmissionRequest, Arena, CacheManager, Fits
-from kvcache.memory import ArenaMemory
-from kvcache.tiers import Tier, TierError, chain_keys
+from kvcache.tiers import TierError, chain_keys
 from kvcache.tiers.disk import DiskTier
 from kvcache.tiers.host import HostTier
 from kvcache.tiers.loads import LoadLimits
 from kvcache.tiers.offload import Offload
-from kvcache.tiers.transfer import Transfer, TransferState
-
-Tokens = NDArray[np.int32]
-DEVICE_BLOCKS = 8
-LEASE_SECONDS = 5.0
-LIMITS = LoadLimits(min_blocks=1, lease_seconds=LEASE_SECONDS, probe_seconds=1.0)
-
-
-class Engine:
-    """A device of a few blocks whose model computes K and V that follow from the tokens alone."""
-
-    def __init__(
-        self,
-        clock: Clock,
-        *,
-        host_blocks: int = 64,
-        disk: Tier | None = None,
-        remote: Tier | None = None,
-        limits: LoadLimits = LIMITS,
-        num_blocks: int = DEVICE_BLOCKS + 1,
-    ) -> None:
-        self.clock = clock
-        self.arena = Arena(LAYOUT, num_blocks)
-        self.memory = ArenaMemory(self.arena)
-        self.manager = CacheManager(num_blocks, BLOCK_TOKENS, memory=self.memory, clock=clock)
-        self.host = HostTier(BLOCK_BYTES, host_blocks * BLOCK_BYTES)
-        self.offload = Offload(
-            self.manager,
-            self.memory,
-            FINGERPRINT,
-            self.host,
-            disk=disk,
-            remote=remote,
-            limits=limits,
-            queue_bytes=1000 * BLOCK_BYTES,
-            clock=clock,
-        )
-        self._next_id = 0
-
-    def start(self, tokens: Tokens, namespace: bytes = b"", publish: bool = True) -> int:
-        """Admits, checks what is cached, computes the rest; answers the sequence."""
-        self._next_id += 1
-        answer = self.manager.admit(
-            AdmissionRequest(self._next_id, tokens, namespace, publish=publish)
-        )
-        assert isinstance(answer, Fits), answer
-        cached = self.manager.begin(answer)
-        keys = chain_keys(FINGERPRINT, namespace, tokens, BLOCK_TOKENS)
-        table = self.manager.block_table(self._next_id).tolist()
-        for place, (block, key) in enumerate(zip(table, keys, strict=False)):
-            if place < cached // BLOCK_TOKENS:
-                assert bytes(self.memory.read(block)) == contents(key), "a hit has wrong bytes"
-            else:
-                self.memory.write(block, contents(key))
-        self.manager.commit(self._next_id, tokens.size)
-        return self._next_id
-
-    def run(self, tokens: Tokens, namespace: bytes = b"") -> None:
-        self.manager.release(self.start(tokens, namespace))
-
-    def push_out(self) -> None:
-        """Fills the device with other blocks, so that all that was cached leaves it."""
-        self._next_id += 1
-        other = np.arange(DEVICE_BLOCKS * BLOCK_TOKENS, dtype=np.int32) + 10_000 * self._next_id
-        self.run(other, b"other")
-
-    def cached(self, tokens: Tokens, namespace: bytes = b"") -> int:
-        """Blocks on the device; their bytes are right."""
-        hits = self.manager.lookup(namespace, tokens) // BLOCK_TOKENS
-        if hits:
-            self.run(tokens, namespace)
-        return hits
-
-    def finish(self, transfer: Transfer | None) -> TransferState:
-        assert transfer is not None
-        until(lambda: self.offload.poll() is not None and transfer.is_over)
-        return transfer.state
+from kvcache.tiers.transfer import TransferState
 
 
 @pytest.fixture
@@ -127,11 +48,6 @@ def new_engine(clock: Clock, store: FakeTier) -> Iterator[NewEngine]:
         assert engine.host.pinned_blocks == 0
         assert engine.manager.stats().loading == 0
         engine.offload.close()
-
-
-def prompt(blocks: int, first_token: int = 0) -> Tokens:
-    """A prompt of which so many whole blocks may be hit."""
-    return np.arange(first_token, first_token + blocks * BLOCK_TOKENS + 1, dtype=np.int32)
 
 
 # --- host ------------------------------------------------------------------------
