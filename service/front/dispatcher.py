@@ -297,13 +297,11 @@ class Dispatcher:
         for refused in report.refused:
             request = self._in_engine.pop(refused.sequence_id, None)
             if request is not None:
-                self._quarantine.progressed(refused.sequence_id)
                 self._refuse(request, refused)
                 touched[request] = None
         for failed in report.failed:
             request = self._in_engine.pop(failed.sequence_id, None)
             if request is not None:
-                self._quarantine.progressed(failed.sequence_id)
                 self._fail(request, failed)
                 touched[request] = None
         self._abort(matched)

@@ -44,23 +44,14 @@ Request = TypeVar("Request", bound=Hashable)
 
 
 @dataclass(slots=True)
-class _Record:
-    """What is known about one live request."""
+class _Evidence:
+    """What speaks against a request since it was proven last."""
 
-    in_flight: bool = False
-    awaited: set[int] = field(default_factory=set)  # sequences that got nothing from this engine
-    entered_step: int = 0
-    # All of these since it was proven last.
-    deaths: int = 0  # in flight
+    deaths: int = 0  # with it in flight
     lone_deaths: int = 0  # in a row, with no other request in the engine and none further on
     furthest_step: int = -1  # that it reached alone
     crashes: int = 0  # in a row at `crash_step`, with nobody else to blame
     crash_step: int | None = None  # None: not known, since others were in the engine too
-
-    def prove(self) -> None:
-        """It came further than at any death before."""
-        self.deaths = self.lone_deaths = self.crashes = 0
-        self.furthest_step, self.crash_step = -1, None
 
     def blame(self, step: int, *, crashed: bool, alone: bool) -> bool:
         """Notes a death for which nobody else is to blame. True: that convicts it."""
@@ -75,6 +66,16 @@ class _Record:
             (crashed and self.crashes >= CONVICTING_CRASHES)
             or self.lone_deaths >= CONVICTING_DEATHS
         )
+
+
+@dataclass(slots=True)
+class _Record:
+    """What is known about one live request."""
+
+    in_flight: bool = False
+    awaited: set[int] = field(default_factory=set)  # sequences that got nothing from this engine
+    entered_step: int = 0
+    evidence: _Evidence = field(default_factory=_Evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Quarantine(Generic[Request]):
         self._unproven: set[Request] = set()  # in flight
         self._suspects: set[Request] = set()  # waiting or unproven
         self._awaited: dict[int, Request] = {}  # by sequence
-        self._steps = 0  # of the present engine
+        self._steps = 0
         self._progress = False  # since the last death
         self._search_deaths = 0  # without progress or conviction
 
@@ -162,7 +163,7 @@ class Quarantine(Generic[Request]):
         record = self._records[request]
         record.awaited.remove(sequence_id)
         if not record.awaited:
-            record.prove()
+            record.evidence = _Evidence()
             self._unproven.remove(request)
             self._suspects.discard(request)
 
@@ -173,7 +174,7 @@ class Quarantine(Generic[Request]):
         """
         in_flight = [r for r, record in self._records.items() if record.in_flight]
         for request in in_flight:
-            self._records[request].deaths += 1
+            self._records[request].evidence.deaths += 1
         conviction = self._convict(crashed=crashed, alone=len(in_flight) == 1)
         life = self._judge_life(in_flight=bool(in_flight), convicted=conviction is not None)
         self._restart()
@@ -184,10 +185,11 @@ class Quarantine(Generic[Request]):
             return None
         (request,) = self._unproven
         record = self._records[request]
-        if not record.blame(self._steps - record.entered_step, crashed=crashed, alone=alone):
+        step = self._steps - record.entered_step
+        if not record.evidence.blame(step, crashed=crashed, alone=alone):
             return None
         self.remove(request)
-        return Conviction(request, record.deaths)
+        return Conviction(request, record.evidence.deaths)
 
     def _judge_life(self, *, in_flight: bool, convicted: bool) -> EngineLife:
         """Of the engine that died.
@@ -210,11 +212,12 @@ class Quarantine(Generic[Request]):
             record.awaited = set()
         self._awaited.clear()
         self._unproven.clear()
-        self._steps = 0
         self._progress = False
-        self._suspects = {
-            request for request, record in self._records.items() if record.deaths >= SUSPECT_DEATHS
-        }
-        suspects = [request for request in self._records if request in self._suspects]
-        suspects.sort(key=lambda request: -self._records[request].deaths)  # stable
+        suspects = [
+            request
+            for request, record in self._records.items()
+            if record.evidence.deaths >= SUSPECT_DEATHS
+        ]
+        suspects.sort(key=lambda request: self._records[request].evidence.deaths, reverse=True)
+        self._suspects = set(suspects)
         self._waiting = OrderedDict.fromkeys([*suspects, *self._records])

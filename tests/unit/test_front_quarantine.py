@@ -121,6 +121,10 @@ def test_one_that_comes_further_each_time_is_not_convicted() -> None:
     quarantine = quarantine_of([A])
     for steps in range(1, 20):
         assert die(quarantine, steps=steps, crashed=steps % 2 == 0) is None
+    enter_all(quarantine)
+    quarantine.progressed(A)
+    for steps in range(1, 10):  # how far it came before that does not matter any more
+        assert die(quarantine, steps=steps, crashed=steps % 2 == 0) is None
 
 
 def test_kills_from_outside_convict_late() -> None:
@@ -137,16 +141,25 @@ def test_a_kill_between_two_crashes_does_not_hide_them() -> None:
     assert die(quarantine, steps=2) == A
 
 
-def test_nobody_is_convicted_in_company() -> None:
-    """B dies of a step in which A was computed too, and A was not proven."""
-    quarantine = quarantine_of([B])
-    for _ in range(10):
-        quarantine.add(A)
-        enter_all(quarantine)
+def test_nobody_is_convicted_in_company_nor_by_a_kill_after_it() -> None:
+    quarantine = quarantine_of([A, B])
+    for _ in range(2):
+        assert enter_all(quarantine) == [A, B]
         quarantine.progressed(B)
-        inquest = quarantine.died(crashed=True)
-        assert inquest.conviction is None
-        quarantine.remove(A)
+        assert quarantine.died(crashed=True).conviction is None
+    assert die(quarantine, crashed=False) is None
+    assert die(quarantine, crashed=True) == A
+
+
+def test_deaths_do_not_speak_against_those_who_wait() -> None:
+    quarantine = quarantine_of([A])
+    die(quarantine, crashed=False)
+    die(quarantine, crashed=False)
+    quarantine.add(B)
+    quarantine.add(C)
+    die(quarantine, crashed=False)
+    assert die(quarantine, crashed=False) == A
+    assert enter_all(quarantine) == [B, C]
 
 
 def test_the_last_one_in_is_the_first_in_the_next_engine() -> None:
