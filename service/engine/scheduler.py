@@ -273,8 +273,7 @@ class Scheduler:
         """Preempts running sequences of lower priority, so that a waiting one can start now."""
         if isinstance(answer, NeverFits) or not self._outranks_some(sequence.priority):
             return False
-        short_blocks = answer.short_blocks if isinstance(answer, NotNow) else 0
-        preemption = self._victims.for_admission(self._running, sequence, short_blocks)
+        preemption = self._victims.for_admission(self._running, sequence, answer)
         if preemption is None:
             return False
         self._preempt(preemption, plan, now_seconds)

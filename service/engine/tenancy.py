@@ -36,23 +36,23 @@ class Tenancy:
         for tenant, share in shares_in_blocks(self._percents, usable_blocks).items():
             self._manager.set_share(tenant, share)
 
-    def helpful(self, tenants: set[str], needy: str) -> set[str]:
+    def is_at_quota(self, tenant: str) -> bool:
+        """Whether it has as much in use as it may."""
+        stats = self._manager.tenant_stats(tenant)
+        return stats.quota_blocks is not None and stats.in_use >= stats.quota_blocks
+
+    def helpful(self, tenants: set[str], needy: str, *, lacks_quota: bool) -> set[str]:
         """Those of `tenants` whose sequences can give blocks to one of the tenant `needy`.
 
-        One that is at its quota gets blocks only from its own. Blocks of a tenant that has no
-        more in use than it is guaranteed would stay reserved for that tenant.
+        One that lacks quota gets blocks only from its own. Blocks of a tenant that has no more
+        in use than it is guaranteed would stay reserved for that tenant.
         """
         if not self._percents:
             return tenants
-        own = {tenant for tenant in tenants if self._share_of(tenant) == self._share_of(needy)}
-        quota_blocks = self._manager.tenant_stats(needy).quota_blocks
-        if quota_blocks is not None and self._manager.tenant_stats(needy).in_use >= quota_blocks:
+        own = tenants & {needy}
+        if lacks_quota:
             return own
         return own | {tenant for tenant in tenants if self._borrows(tenant)}
-
-    def _share_of(self, tenant: str) -> str:
-        """Tenants without a share have one together."""
-        return tenant if tenant in self._percents else ""
 
     def _borrows(self, tenant: str) -> bool:
         stats = self._manager.tenant_stats(tenant)

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 
 from kvcache import (
     CacheManager,
+    Fits,
+    NotNow,
     PreemptionPlan,
     PreemptionRates,
     RateMeter,
     VictimCandidate,
     plan_preemption,
 )
+from kvcache.admission import Shortage
 from service.engine.request import Sequence
 from service.engine.sequence_tiers import SequenceTiers
 from service.engine.tenancy import Tenancy
@@ -44,18 +47,25 @@ class VictimChooser:
 
     def for_growth(self, running: list[Sequence], needy: Sequence) -> PreemptionPlan | None:
         """Victims for a running sequence that lacks a block; None if nobody but it can give one."""
-        return self._plan(self._helpful(running, needy), 1, needy_id=needy.sequence_id)
+        lacks_quota = self._tenancy.is_at_quota(needy.spec.tenant)
+        givers = self._helpful(running, needy, lacks_quota=lacks_quota)
+        return self._plan(givers, 1, needy_id=needy.sequence_id)
 
     def for_admission(
-        self, running: list[Sequence], waiting: Sequence, short_blocks: int
+        self, running: list[Sequence], waiting: Sequence, answer: Fits | NotNow
     ) -> PreemptionPlan | None:
         """Victims for a waiting sequence, all of lower priority; None if they are not enough.
 
-        `short_blocks` may be 0: then it lacks a place in the batch only. Where all that runs
-        ranks lower it is enough whatever blocks they share, so one may go at a time.
+        `answer` is what admission said. If it fits it lacks a place in the batch only. Where
+        all that runs ranks lower it is enough whatever blocks they share, so one may go at a
+        time.
         """
-        lower = [s for s in running if s.priority < waiting.priority and s.progressed]
-        givers = self._helpful(lower, waiting) if short_blocks else lower
+        givers = [s for s in running if s.priority < waiting.priority and s.progressed]
+        short_blocks = 0
+        if isinstance(answer, NotNow):
+            short_blocks = answer.short_blocks
+            lacks_quota = answer.reason is Shortage.QUOTA
+            givers = self._helpful(givers, waiting, lacks_quota=lacks_quota)
         return self._plan(givers, short_blocks, all_or_nothing=len(givers) < len(running))
 
     def for_shrinking(self, running: list[Sequence], blocks: int) -> PreemptionPlan | None:
@@ -79,9 +89,13 @@ class VictimChooser:
             all_or_nothing=all_or_nothing,
         )
 
-    def _helpful(self, sequences: list[Sequence], needy: Sequence) -> list[Sequence]:
+    def _helpful(
+        self, sequences: list[Sequence], needy: Sequence, *, lacks_quota: bool
+    ) -> list[Sequence]:
         """Those whose blocks the tenant of `needy` may have."""
-        tenants = self._tenancy.helpful({s.spec.tenant for s in sequences}, needy.spec.tenant)
+        tenants = self._tenancy.helpful(
+            {s.spec.tenant for s in sequences}, needy.spec.tenant, lacks_quota=lacks_quota
+        )
         return [sequence for sequence in sequences if sequence.spec.tenant in tenants]
 
     def _rates(self) -> PreemptionRates:

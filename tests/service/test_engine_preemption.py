@@ -11,7 +11,9 @@ from engine_fakes import EngineHarness, spec_of
 from kvcache.preemption import Preemption, PreemptionMode, PreemptionPlan
 from service.engine.messages import FinishReason, Resize, SequenceSpec, ShrinkPolicy
 from service.engine.request import Sequence
+from service.engine.sequence_tiers import SequenceTiers
 from service.engine.victims import VictimChooser
+from service.engine.waiting import WaitingRoom
 
 
 def prompt(seed: int, tokens: int, vocab_size: int = 256) -> list[int]:
@@ -263,6 +265,20 @@ class TestWaiting:
         harness.core.abort([3])
         assert harness.manager.stats().expected == 0
 
+    def test_hits_are_kept_each_time_it_waits(self) -> None:
+        harness = EngineHarness(blocks=40)
+        text = prompt(0, 160)
+        harness.core.submit([spec_of(1, text, max_tokens=1)])
+        harness.run()
+        room = WaitingRoom(harness.manager, SequenceTiers())
+        sequence = Sequence(spec_of(2, text), order=2)
+        for _ in range(2):
+            room.add(sequence)
+            room.keep_hits()
+            assert harness.manager.stats().expected == 9
+            room.give_up(sequence)
+            assert harness.manager.stats().expected == 0
+
     def test_a_trimmed_one_that_is_aborted_leaves_nothing_kept(self) -> None:
         harness = EngineHarness(blocks=8, load_line=1.0)
         specs = [spec_of(i, prompt(i, 43 + 7 * i), max_tokens=60) for i in (1, 2)]
@@ -290,9 +306,25 @@ class TestTenants:
         assert harness.preemptions
         say_the_same_as_alone(harness, [other, *batch])
 
+    def test_a_higher_one_that_lacks_quota_takes_the_place_of_its_own_only(self) -> None:
+        harness = EngineHarness(blocks=20, load_line=1.0, tenant_shares="batch=0-50")
+        cheap = self.spec(1, "", 17, max_tokens=60)
+        low = self.spec(2, "batch", 70, max_tokens=20)
+        harness.core.submit([cheap, low])
+        for _ in range(3):
+            harness.step()
+        high = self.spec(3, "batch", 100, max_tokens=3, priority=1)
+        harness.core.submit([high])
+        report = harness.step()
+        assert [started.sequence_id for started in report.started] == [3]
+        assert [victim for _, victim in harness.preemptions] == [2]
+        harness.run()
+        say_the_same_as_alone(harness, [cheap, low, high])
+
     def test_blocks_that_a_tenant_is_guaranteed_are_not_taken_from_it(self) -> None:
         harness = EngineHarness(blocks=20, load_line=1.0, tenant_shares="calm=50-100")
-        calm = self.spec(1, "calm", 150, max_tokens=10)  # all of its floor, and no more
+        # All of its floor, and no more; of a priority that would make it the first victim.
+        calm = self.spec(1, "calm", 150, max_tokens=10, priority=-1)
         busy = [self.spec(i, "", 60, max_tokens=40) for i in (2, 3)]
         harness.core.submit([calm, *busy])
         harness.run()

@@ -173,6 +173,26 @@ class TestLoads:
         assert engine.tiers.expired_loads == 1
         engine.assert_nothing_is_kept()
 
+    def test_a_load_that_holds_blocks_the_next_in_line_needs_is_no_deadlock(
+        self, engines: Engines
+    ) -> None:
+        disk = FakeTier()
+        engine = engines(host_blocks=1, disk=disk, blocks=16)
+        first = spec_of(1, prompt(1, 160), max_tokens=2)
+        engine.serve(first)
+        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
+        until(lambda: disk.blocks_of(b"") >= 9)
+        disk.gate("read").clear()
+        again = spec_of(8, first.prompt_ids, max_tokens=2)
+        engine.core.submit([again])
+        engine.step()
+        assert engine.stats.blocks_kept == 9
+        large = spec_of(9, prompt(9, 230), max_tokens=2, priority=1)
+        engine.core.submit([large])
+        engine.run(max_steps=20)
+        engine.assert_said(again, large)
+        engine.assert_nothing_is_kept()
+
     def test_an_abort_while_blocks_are_loaded_leaves_nothing_behind(self, engines: Engines) -> None:
         disk = FakeTier()
         engine = engines(host_blocks=1, disk=disk, blocks=16)
