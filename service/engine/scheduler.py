@@ -219,7 +219,8 @@ class Scheduler:
                 self._turn_away(sequence, answer, plan)
             elif isinstance(answer, NotNow) or self._is_full:
                 too_big.append(sequence)
-            elif self._start(sequence, answer, budget, plan, now_seconds):
+            else:
+                self._start(sequence, answer, budget, plan, now_seconds)
                 for passed in too_big:
                     passed.skips += 1
             if len(too_big) + deferred >= _MAX_PASSED_OVER or self._is_due(too_big):
@@ -314,10 +315,8 @@ class Scheduler:
         budget: StepBudget,
         plan: StepPlan,
         now_seconds: float,
-    ) -> bool:
-        """Admits a sequence with its first chunk; False if no chunk of it is left in the step."""
-        if sequence.missing_prompt_logprobs and not budget.logprob_rows:
-            return False
+    ) -> None:
+        """Admits a sequence, and computes what is left for it in the step."""
         if sequence.state is SequenceState.WAITING:
             plan.started.append(sequence)
         cached_tokens = self._manager.begin(fits)
@@ -325,7 +324,6 @@ class Scheduler:
         sequence.admitted(cached_tokens, now_seconds)
         self._running.append(sequence)
         self._schedule(sequence, budget, plan)
-        return True
 
     def _detect_standstill(self, plan: StepPlan) -> None:
         may_wait = not self.has_work or self._excess_blocks > 0 or self._tiers.is_loading

@@ -325,7 +325,7 @@ class TestTenants:
         harness = EngineHarness(blocks=20, load_line=1.0, tenant_shares="calm=50-100")
         # All of its floor, and no more; of a priority that would make it the first victim.
         calm = self.spec(1, "calm", 150, max_tokens=10, priority=-1)
-        busy = [self.spec(i, "", 60, max_tokens=40) for i in (2, 3)]
+        busy = [self.spec(i, "", 76, max_tokens=40) for i in (2, 3)]
         harness.core.submit([calm, *busy])
         harness.run()
         assert harness.finished(1).preemptions == 0
