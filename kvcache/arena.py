@@ -78,7 +78,7 @@ class Arena:
         """Gives the blocks up to `num_blocks` memory, at once and as zeros.
 
         Raises MemoryShortError, and changes nothing, when the machine or the control group
-        has less than that and `HEADROOM_BYTES` left.
+        has less than that and `HEADROOM_BYTES` left, or the system gives none at all.
         """
         if not self.num_blocks <= num_blocks <= self.max_blocks:
             limit = f"from {self.num_blocks} to {self.max_blocks}"
@@ -95,8 +95,7 @@ class Arena:
             self._space.release(start, committed)
             if isinstance(error, MemoryShortError):
                 raise
-            wanted_bytes = num_blocks * self.layout.block_bytes
-            raise ArenaError(wanted_bytes, f"cannot be mapped ({error})") from error
+            raise MemoryShortError(self.size_bytes, end - start, 0, HEADROOM_BYTES) from error
         self.num_blocks = num_blocks
 
     def shrink(self, num_blocks: int) -> None:

@@ -102,7 +102,7 @@ class PoolResizer:
             order.shortage = _shortage(error)
             self._end(now_seconds)
         else:
-            self._count_with_new_size()
+            self._set_admission()
 
     def advance(self, now_seconds: float) -> None:
         """Does a chunk of the resize that is under way, at a step boundary."""
@@ -125,24 +125,26 @@ class PoolResizer:
             order.shortage = _shortage(error)
             return
         self._manager.resize(goal)
-        self._count_with_new_size()
+        self._tenancy.fit(goal - 1)
+        self._set_admission()
 
     def _shrink(self, order: _Order, now_seconds: float) -> None:
         if not self._make_room(order, now_seconds):
             return
         goal = max(order.num_blocks, self._memory.num_blocks - self._chunk_blocks)
+        self._tenancy.fit(goal - 1)
         try:
             self._manager.resize(goal)
-        except PoolInUseError:
-            return  # pins and leases, which end by themselves
-        self._memory.shrink(goal)
+        except PoolInUseError:  # pins and leases, which end by themselves
+            self._tenancy.fit(self._manager.usable_blocks)
+        else:
+            self._memory.shrink(goal)
 
-    def _count_with_new_size(self) -> None:
-        """Admission and shares count with what there is, or with what will be left of it."""
+    def _set_admission(self) -> None:
+        """Admission counts with what there is, or with what will be left of it."""
         usable_blocks = self._manager.usable_blocks
         if self._order is not None:
             usable_blocks = min(usable_blocks, self._order.num_blocks - 1)
-        self._tenancy.fit(usable_blocks)
         self._scheduler.set_pool(usable_blocks, headroom_blocks(usable_blocks, self._load_line))
 
     def _make_room(self, order: _Order, now_seconds: float) -> bool:
@@ -162,7 +164,7 @@ class PoolResizer:
         order, self._order = self._order, None
         if order is None:
             return
-        self._count_with_new_size()
+        self._set_admission()
         self._answers.append(
             Resized(
                 call_id=order.call_id,

@@ -483,9 +483,9 @@ def test_resizes_race_with_admissions_growth_and_aborts(
         assert said == whole[: len(said)]
         if number in refused:
             assert not said
-        elif harness.finished(number).reason is FinishReason.MAX_TOKENS:
+            continue
+        reason = harness.finished(number).reason
+        if reason is FinishReason.MAX_TOKENS:
             assert said == whole
         else:
-            assert harness.finished(number).reason is (
-                FinishReason.CANCELLED if number in aborted else FinishReason.EVICTED
-            )
+            assert reason is FinishReason.EVICTED or number in aborted

@@ -11,7 +11,7 @@ from kvcache import KVDtype, KVLayout
 from service.config import EngineSettings
 from service.engine.errors import StartError
 from service.engine.host import usable_cores
-from service.engine.sizing import context_tokens, pool_blocks
+from service.engine.sizing import context_tokens, largest_pool_blocks, pool_blocks
 from service.models.config import ModelConfig, config_from_hf
 
 GIB = 1 << 30
@@ -46,6 +46,22 @@ def test_pool_size(settings: EngineSettings, available_bytes: int, blocks: int) 
 def test_pools_that_cannot_be(settings: EngineSettings, available_bytes: int, message: str) -> None:
     with pytest.raises(StartError, match=message):
         pool_blocks(settings, LAYOUT, available_bytes)
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "blocks"),
+    [(None, 40), (41 * BLOCK_BYTES, 40), (100 * BLOCK_BYTES, 99), (101 * BLOCK_BYTES - 1, 99)],
+)
+def test_the_size_that_a_pool_may_grow_to(limit_bytes: int | None, blocks: int) -> None:
+    settings = EngineSettings(kv_memory_max_bytes=limit_bytes)
+    assert largest_pool_blocks(settings, LAYOUT, 40) == blocks
+
+
+def test_a_pool_may_not_begin_larger_than_it_may_grow() -> None:
+    settings = EngineSettings(kv_memory_max_bytes=41 * BLOCK_BYTES - 1)
+    limit = f"kv_memory_max_bytes = {41 * BLOCK_BYTES - 1}: the pool takes {41 * BLOCK_BYTES} bytes"
+    with pytest.raises(StartError, match=limit):
+        largest_pool_blocks(settings, LAYOUT, 40)
 
 
 @pytest.fixture

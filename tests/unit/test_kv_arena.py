@@ -13,7 +13,7 @@ import pytest
 
 from kvcache import Arena, KVDtype, KVLayout
 from kvcache.arena import HEADROOM_BYTES
-from kvcache.errors import ArenaError, InvalidArgumentError, MemoryShortError
+from kvcache.errors import InvalidArgumentError, MemoryShortError
 
 PAGE = mmap.PAGESIZE
 # 3,072 bytes a block: three of four boundaries lie inside a page.
@@ -164,16 +164,17 @@ def test_a_reservation_smaller_than_the_pool_is_refused() -> None:
         Arena(LAYOUT, 10, 9)
 
 
-def test_an_error_of_the_system_is_told_with_the_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_gives_no_memory_has_none_available(monkeypatch: pytest.MonkeyPatch) -> None:
     with Arena(LAYOUT, 10, 20) as arena:
 
         def refuse(*_: int) -> None:
             raise OSError(12, "Cannot allocate memory")
 
         monkeypatch.setattr(arena._space, "populate", refuse)
-        with pytest.raises(ArenaError, match="Cannot allocate memory") as caught:
+        with pytest.raises(MemoryShortError) as caught:
             arena.grow(20)
-        assert caught.value.size_bytes == 20 * BLOCK
+        assert (caught.value.wanted_bytes, caught.value.available_bytes) == (7 * PAGE, 0)
+        assert isinstance(caught.value.__cause__, OSError)
         assert arena.num_blocks == 10
 
 
