@@ -24,7 +24,7 @@ from kvcache.python_core import PythonCore
 GROUP_OF = {b"": 0, b"red": 0, b"blue": 3, b"a namespace too long for a short string": 31}
 GROUPS = (0, 3, 31)
 NAMESPACES = tuple(GROUP_OF)
-IDS = st.sampled_from([0, 1, 2, 3, 4, 5, 2**62, 2**62 + 1])
+IDS = st.sampled_from([0, 1, 2, 3, 2**62])
 MOSTLY = st.sampled_from([True, True, True, False])
 RARELY = st.sampled_from([False] * 9 + [True])
 FAR = [-1, 2**31, 2**63, -(2**63) - 1]
@@ -47,7 +47,7 @@ class LockStep(RuleBasedStateMachine):
 
     @initialize(
         block_tokens=st.sampled_from([1, 2, 3, 5, 16]),
-        usable=st.integers(1, 40),
+        usable=st.integers(1, 30),
         prompt_blocks=st.integers(1, 12),
         reuse_weight=st.sampled_from([2, 2, 2, 1, 0]),
         protected_blocks=st.integers(0, 10),
@@ -85,7 +85,7 @@ class LockStep(RuleBasedStateMachine):
         kept = known[: data.draw(st.integers(0, len(known)))]
         fresh = data.draw(st.lists(st.integers(0, 1), max_size=max(1, self.longest - len(kept))))
         tokens = kept + fresh or [0]
-        if len(self.prompts) < 8:
+        if len(self.prompts) < 6:
             self.prompts.append(tokens)
         return tokens
 
@@ -147,6 +147,24 @@ class LockStep(RuleBasedStateMachine):
                 holder_id, namespace, tokens, publish, match, False, kind, group, level
             )
         )
+
+    @rule(
+        namespace=st.sampled_from(NAMESPACES),
+        lives=st.lists(
+            st.tuples(st.integers(2, 5), st.integers(1, 3), st.sampled_from([0, 0, 1, 2, 7])),
+            min_size=1,
+            max_size=8,
+        ),
+    )
+    def serve(self, namespace: bytes, lives: list[tuple[int, int, int]]) -> None:
+        """Whole lives, so that there is always something to hit and to evict."""
+        for document, blocks, level in lives:
+            tokens = np.array([document] * (blocks * self.size) + [0], np.int32)
+            match = self.both(lambda core, t=tokens: core.match(namespace, t, 3))
+            begin = 6, namespace, tokens, True, match, True, 0, GROUP_OF[namespace], level
+            if self.both(lambda core, begin=begin: core.begin(*begin)) is None:
+                self.both(lambda core, t=tokens: core.commit(6, t.size))
+                self.both(lambda core: core.release(6))
 
     @rule(
         holder_id=IDS,
@@ -290,7 +308,7 @@ class LockStep(RuleBasedStateMachine):
 
     @invariant()
     def every_holder_is_the_same(self) -> None:
-        for holder_id in (0, 1, 2, 3, 4, 5, 6, 2**62, 2**62 + 1):
+        for holder_id in (0, 1, 2, 3, 6, 2**62):
             self.both(lambda core, i=holder_id: bytes(core.block_table(i)))
             self.both(lambda core, i=holder_id: bytes(core.tokens(i)))
             self.both(lambda core, i=holder_id: (core.num_tokens(i), core.computed_tokens(i)))
@@ -299,9 +317,10 @@ class LockStep(RuleBasedStateMachine):
 
     @invariant()
     def every_lookup_is_the_same(self) -> None:
+        documents = [[document] * (3 * self.size) for document in (2, 5)]
         for namespace in NAMESPACES:
             self.both(lambda core, n=namespace: core.namespace_group(n))
-            for prompt in self.prompts:
+            for prompt in (*self.prompts, *documents):
                 tokens = np.array([*prompt, 0], np.int32)
                 most = tokens.size // self.size
                 match = self.both(lambda core, n=namespace, t=tokens: core.match(n, t, 2**40))
