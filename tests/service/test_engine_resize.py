@@ -415,6 +415,47 @@ def test_what_is_cached_and_stays_is_hit_and_what_went_is_a_miss() -> None:
     harness.assert_undisturbed()
 
 
+def test_a_pin_in_the_way_is_waited_for_and_nobody_calls_it_a_standstill() -> None:
+    harness = ResizeHarness(blocks=20)
+    harness.submit(spec_of(1, prompt(1, 48), max_tokens=2))
+    harness.run()
+    pin = harness.manager.pin(b"", np.array(prompt(1, 48), np.int32), seconds=1e6)
+    assert pin.tokens == 48
+    shrink = harness.resize(10, PREEMPT)
+    harness.submit(spec_of(2, prompt(2, 8), max_tokens=2))
+    for _ in range(10):
+        harness.step()
+    assert harness.core.is_resizing
+    assert harness.core.stats().blocks_total == 20
+    harness.manager.unpin(pin.pin_id)
+    harness.run()
+    assert harness.end_of(shrink).num_blocks == 10
+    harness.assert_undisturbed()
+
+
+def test_shares_of_tenants_are_those_of_the_present_size() -> None:
+    harness = ResizeHarness(blocks=40, tenant_shares="guarded=50-100, bounded=0-50")
+
+    def shares() -> tuple[int, int | None]:
+        manager = harness.manager
+        guarded, bounded = manager.tenant_stats("guarded"), manager.tenant_stats("bounded")
+        return guarded.floor_blocks, bounded.quota_blocks
+
+    assert shares() == (20, 20)
+    harness.submit(spec_of(1, prompt(1, 68), max_tokens=8, tenant="bounded"))
+    harness.step()
+    harness.resize(16, WAIT)
+    harness.step()
+    assert shares() == (20, 20), "whoever is waited for keeps what it may have"
+    harness.run()
+    assert shares() == (8, 8)
+    harness.assert_undisturbed()
+    assert harness.preemptions == []
+    harness.resize(40)
+    harness.run()
+    assert shares() == (20, 20)
+
+
 @st.composite
 def scripts(draw: st.DrawFn) -> list[tuple[str, Any]]:
     """What happens before each step."""
