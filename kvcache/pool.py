@@ -242,6 +242,9 @@ class BlockPool:
         free = [block for block, state in enumerate(self._state) if state is BlockState.FREE]
         if sorted(self._free) != free:
             raise ConservationError("the free heap and the FREE states differ")
+        parents = (self._free[(place - 1) // 2] for place in range(1, len(self._free)))
+        if any(parent > child for parent, child in zip(parents, self._free[1:], strict=True)):
+            raise ConservationError("the free heap is not a heap")
         faults = {
             "states": [counted[state] for state in BlockState] != self._count,
             "groups": charged != Counter(self._charges()),

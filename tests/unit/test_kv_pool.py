@@ -280,6 +280,15 @@ def test_a_smaller_pool_moves_what_lies_behind_its_end_to_the_lowest_free_blocks
     pool.audit()
 
 
+def test_the_free_blocks_of_a_smaller_pool_are_still_in_order() -> None:
+    pool = filled(16, 15)
+    for block in (1, 10, 2, 12, 11, 3, 4, 15, 14, 13):
+        pool.release(block, 1)
+    assert pool.resize(11) == []
+    pool.audit()
+    assert [pool.allocate(1) for _ in range(5)] == [1, 2, 3, 4, 10]
+
+
 def test_a_pool_does_not_become_too_small_for_what_is_in_it() -> None:
     pool = filled(10, 5)
     before = snapshot(pool)
@@ -315,6 +324,7 @@ def test_a_lost_block_breaks_the_conservation_identity() -> None:
         (lambda pool: pool._charged[0].__setitem__(1, 1), "miscounted its groups"),
         (lambda pool: setattr(pool, "_shared", 1), "miscounted its shared blocks"),
         (lambda pool: pool._free.__setitem__(0, 1), "the free heap and the FREE states differ"),
+        (lambda pool: pool._free.reverse(), "the free heap is not a heap"),
     ],
 )
 def test_the_audit_finds_books_that_do_not_agree(
