@@ -284,14 +284,13 @@ class BlockPool:
         return after
 
     def _move(self, source: int) -> int:
-        """Makes the lowest FREE block what `source` is, and `source` FREE."""
+        """Makes the lowest FREE block what `source` is, which is about to go."""
         destination = heapq.heappop(self._free)
-        self._state[destination], self._state[source] = (self._state[source], BlockState.FREE)
+        self._state[destination] = self._state[source]
         self._group[destination] = self._group[source]
-        self._published[destination], self._published[source] = (self._published[source], False)
+        self._published[destination] = self._published[source]
         if source in self._holders:
             self._holders[destination] = self._holders.pop(source)
-        heapq.heappush(self._free, source)
         self._record("move", "resize", source)
         self._record("move", "resize", destination)
         return destination
