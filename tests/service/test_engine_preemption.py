@@ -158,19 +158,16 @@ class TestPriority:
 class TestCost:
     """What preemption costs in tokens computed again."""
 
-    def thrash_trace(self) -> tuple[EngineHarness, list[SequenceSpec]]:
-        """Five long prompts in a pool that holds four of them, all with long outputs."""
-        harness = EngineHarness(blocks=4 * 66, max_running_sequences=16)
-        specs = [spec_of(i, prompt(i, 1000), max_tokens=200) for i in range(5)]
-        harness.core.submit(specs)
-        return harness, specs
-
     def test_long_prompts_that_do_not_all_fit_do_not_thrash(self) -> None:
-        harness, specs = self.thrash_trace()
+        """A pool for four prompts, without their outputs, and load for more than twice that."""
+        harness = EngineHarness(blocks=264, load_line=1.0, max_running_sequences=16)
+        specs = [spec_of(i, prompt(i, 1000), max_tokens=200) for i in range(9)]
+        harness.core.submit(specs)
         harness.run()
-        say_the_same_as_alone(harness, specs)
-        useful_tokens = 5 * (1000 + 200 - 1)
+        assert harness.preemptions
+        useful_tokens = len(specs) * (1000 + 200 - 1)
         assert useful_tokens / harness.runner.computed_tokens >= 0.9
+        say_the_same_as_alone(harness, specs)
 
     def test_the_victims_cost_less_than_the_last_admitted_would(
         self, monkeypatch: pytest.MonkeyPatch
