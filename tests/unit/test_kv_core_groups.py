@@ -137,6 +137,23 @@ def test_a_holder_raises_the_level_of_its_whole_path(new_core: NewCore) -> None:
     assert (cache.cached([5, 5]), cache.cached([1, 1, 2, 2])) == (0, 2)
 
 
+def test_what_leads_to_a_protected_block_stays_when_its_level_has_expired(
+    new_core: NewCore,
+) -> None:
+    """The head of a reused path is the only block of its level, the tail is protected by others."""
+    cache = new_core(13)
+    path = [1, 1, 2, 2]
+    for _ in range(2):
+        cache.use([*path, 0])
+    cache.core.release(cache.keep([1, 1], PIN, level=1))
+    for token in [7, 8, 9] * 4:
+        cache.use([token, token, 0], is_reuse=False)
+    cache.core.set_expiry(1, cache.core.ticks)
+    assert cache.core.evict(1) == 1
+    assert (cache.cached(path), cache.cached([7, 7])) == (2, 0)
+    assert cache.core.evict(9) == 4
+
+
 def test_the_expiry_of_a_level_is_checked(new_core: NewCore) -> None:
     cache = new_core(4)
     for _ in range(3):
