@@ -53,11 +53,13 @@ def judge(
 ) -> None:
     """Asserts that `evicted`, in this order, made room for `new_blocks` of `tenant` rightly."""
     quota = shares.get(tenant, NO_SHARE).quota_blocks
-    excess = 0 if quota is None else max(0, before.total(tenant) + new_blocks - quota)
+    excess = 0
+    if quota is not None and new_blocks:
+        excess = max(0, before.total(tenant) + new_blocks - quota)
     needed = max(excess, new_blocks - before.free, 0)
     assert len(evicted) <= needed, "evicted without need"
     if not holds_dropped:
-        assert len(evicted) == needed
+        assert len(evicted) == needed, f"{needed} blocks were to be evicted for {tenant!r}"
         assert not any(before.cached[key].is_expected for key in evicted), "expected, but evicted"
     for number, key in enumerate(evicted):
         victim = before.cached.get(key)

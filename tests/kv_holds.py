@@ -15,6 +15,7 @@ from kv_world import Mirror
 
 from kvcache.errors import InvalidArgumentError, PoolInUseError, UnknownSequenceError
 from kvcache.leases import LoadLease, StoreLease
+from kvcache.tenants import TenantShare
 
 
 class Operations(Sequences):
@@ -93,6 +94,7 @@ class Operations(Sequences):
             "load",
             new_from=len(hits),
             expires_at=self.now + seconds,
+            content=digests_of(tokens, self.index.root(namespace)),
         )
         self.holds["load", lease.lease_id] = hold
         self.settle(new_blocks=new_blocks, tenant=tenant)
@@ -109,10 +111,9 @@ class Operations(Sequences):
             return
         blocks = lease.blocks.tolist()
         assert blocks == hold.blocks[hold.new_from :]
-        content = np.array(digests_of(hold.namespace, hold.tokens), np.uint64)
         for number, block in enumerate(blocks[:loaded_blocks], hold.new_from):
-            slots = content[number * self.size : (number + 1) * self.size]
-            self.memory.write(block, slots.tobytes())
+            slots = hold.content[number * self.size : (number + 1) * self.size]
+            self.memory.write(block, np.array(slots, np.uint64).tobytes())
         loaded_tokens = (hold.new_from + loaded_blocks) * self.size
         assert self.manager.finish_load(lease.lease_id, loaded_tokens)
         self.settle()
@@ -146,10 +147,18 @@ class Operations(Sequences):
     def advance(self, seconds: float) -> None:
         """Time passes; whatever was held until then is not held any more."""
         self.now += seconds
-        over = [key for key, hold in self.holds.items() if hold.expires_at <= self.now]
-        for key in over:
-            del self.holds[key]
-        assert self.manager.expire() == len(over)
+        assert self.manager.expire() == self.lapse()
+        self.settle()
+
+    def set_share(self, tenant: str, share: TenantShare) -> None:
+        """Gives a tenant another floor and quota while requests run."""
+        others = (other for name, other in self.shares.items() if name != tenant)
+        if sum(other.floor_blocks for other in others) + share.floor_blocks > self.usable:
+            with pytest.raises(InvalidArgumentError):
+                self.manager.set_share(tenant, share)
+        else:
+            self.manager.set_share(tenant, share)
+            self.shares[tenant] = share
         self.settle()
 
     def resize(self, usable_blocks: int) -> bool:
@@ -159,6 +168,7 @@ class Operations(Sequences):
                 self.manager.resize(usable_blocks + 1)
             self.settle()
             return False
+        self.lapse()
         in_use = len(self.firmly_held())
         before = len(self.index.key_of)
         if usable_blocks < in_use:

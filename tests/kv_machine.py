@@ -8,7 +8,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from kv_holds import Operations
+from kv_offloads import TieredOperations
 from kv_world import Mirror
 
 from kvcache.core import CoreChoice
@@ -23,7 +23,7 @@ EIGHTHS = st.sampled_from([8, 8, 8, 4, 5, 1, 0])
 PICK = st.integers(0, 15)  # one of a list, modulo its length
 PIECES = st.lists(st.integers(0, 2), max_size=4)  # a block of equal tokens each
 SECONDS = st.integers(1, 4)
-THEN = st.sampled_from(["run", "run", "run", "start", "start", "admit", "wait"])
+THEN = st.sampled_from(["serve", "serve", "serve", "run", "run", "start", "admit", "wait"])
 
 
 def pick(choices: list[T], number: int) -> T:
@@ -44,6 +44,7 @@ class EverythingMachine(RuleBasedStateMachine):
         shares=st.sampled_from(["none", "floor", "quota", "both"]),
         ttl_seconds=st.sampled_from([None, 2.0]),
         partial_reuse_tokens=st.sampled_from([None, 1, 2]),
+        host_blocks=st.sampled_from([0, 0, 1, 5, 40]),
     )
     def start_world(
         self,
@@ -53,12 +54,13 @@ class EverythingMachine(RuleBasedStateMachine):
         shares: str,
         ttl_seconds: float | None,
         partial_reuse_tokens: int | None,
+        host_blocks: int,
     ) -> None:
         if block_tokens > 32:
             usable = 2 + usable % 5  # few tokens altogether: the steps shall be many
         floor = TenantShare(floor_blocks=usable // 3 if shares in ("floor", "both") else 0)
         quota = TenantShare(quota_blocks=1 + usable // 2 if shares in ("quota", "both") else None)
-        self.world = Operations(
+        self.world = TieredOperations(
             usable,
             block_tokens,
             core=self.core,
@@ -68,6 +70,9 @@ class EverythingMachine(RuleBasedStateMachine):
             partial_reuse_tokens=partial_reuse_tokens,
             audit_every=4,
         )
+        self.has_host = host_blocks > 0
+        if self.has_host:
+            self.world.add_host(host_blocks, blocks_a_poll=2)
         self.flushed_at = self.resized_at = self.next_id = 0
         self.waiting: list[Mirror] = []
         self.ended: list[Mirror] = []
@@ -146,14 +151,16 @@ class EverythingMachine(RuleBasedStateMachine):
 
     def ask(self, mirror: Mirror, then: str) -> None:
         most = (self.world.usable + 2) * self.world.size
-        del mirror.tokens[most:], mirror.digests[most:]
+        del mirror.tokens[most:]
         self.next_id += 1
         self.prompts = [*self.prompts[-12:], (mirror.namespace, mirror.tokens.copy())]
         self.waiting.append(mirror)
         if then == "admit":
             self.world.admit(mirror)
         elif then != "wait":
-            self.start_now(mirror, is_computed=then == "run")
+            self.start_now(mirror, is_computed=then != "start")
+            if then == "serve" and mirror.sequence_id in self.world.live:
+                self.world.release(mirror)
         if len(self.waiting) > 6:
             self.world.forget(self.waiting.pop(0))
 
@@ -223,6 +230,8 @@ class EverythingMachine(RuleBasedStateMachine):
     def abort_what_waits(self, number: int) -> None:
         mirror = pick(self.waiting, number)
         self.waiting.remove(mirror)
+        if self.has_host:
+            self.world.offload.forget(mirror.sequence_id)
         self.world.forget(mirror)
         self.world.release(mirror)
 
@@ -307,12 +316,61 @@ class EverythingMachine(RuleBasedStateMachine):
     def end_store(self, number: int) -> None:
         self.world.end_lease("store", pick(self.stores, number))
 
+    # --- the host tier ---
+
+    @precondition(lambda self: self.has_host)
+    @rule(like=PICK)
+    def prefetch(self, like: int) -> None:
+        namespace, tokens = pick(self.prompts, like)
+        self.world.prefetch(namespace, [*tokens, 0])
+
+    @precondition(lambda self: self.has_host and any(mirror.resumed for mirror in self.waiting))
+    @rule(number=PICK)
+    def prefetch_what_was_preempted(self, number: int) -> None:
+        mirror = pick([mirror for mirror in self.waiting if mirror.resumed], number)
+        self.world.prefetch(mirror.namespace, mirror.tokens)
+
+    @precondition(lambda self: self.has_host and self.world.transfers)
+    @rule()
+    def poll(self) -> None:
+        self.world.poll()
+
+    @precondition(lambda self: self.has_host and self.world.transfers)
+    @rule(number=PICK)
+    def cancel(self, number: int) -> None:
+        self.world.cancel(pick(self.world.transfers, number))
+
+    @precondition(lambda self: self.has_host and self.world.live)
+    @rule(number=PICK)
+    def swap(self, number: int) -> None:
+        mirror = self.sequence(number)
+        self.world.swap(mirror)
+        self.waiting.append(mirror)
+
+    # --- time ---
+
     @precondition(lambda self: self.world.holds or self.world.ttl_seconds[1])
     @rule(seconds=SECONDS)
     def time_passes(self, seconds: int) -> None:
         self.world.advance(seconds)
 
+    @precondition(lambda self: self.world.holds)
+    @rule(seconds=SECONDS)
+    def time_passes_unseen(self, seconds: int) -> None:
+        """Nobody calls `expire`: who is short of blocks finds what is over."""
+        self.world.now += seconds
+
     # --- the whole ---
+
+    @precondition(lambda self: self.world.shares)
+    @rule(
+        tenant=st.sampled_from(["warm", "batch"]),
+        floor_blocks=st.integers(0, 6),
+        more_blocks=st.sampled_from([None, 1, 3]),
+    )
+    def change_share(self, tenant: str, floor_blocks: int, more_blocks: int | None) -> None:
+        quota = None if more_blocks is None else floor_blocks + more_blocks
+        self.world.set_share(tenant, TenantShare(floor_blocks, quota))
 
     @precondition(lambda self: self.world.steps > self.resized_at + 10)
     @rule(usable=st.integers(1, 20))

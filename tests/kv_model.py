@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,9 @@ def next_digest(previous: int, token: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-def digests_of(namespace: bytes, tokens: Iterable[int], last: int | None = None) -> list[int]:
+def digests_of(tokens: Iterable[int], last: int) -> list[int]:
     """What the slots of these tokens contain when they are computed right, behind `last`."""
-    last, found = zlib.crc32(namespace) if last is None else last, []
+    found = []
     for token in tokens:
         last = next_digest(last, token)
         found.append(last)
@@ -74,6 +74,7 @@ class IndexMirror:
         self.content: dict[int, Digests] = {}  # what the indexed blocks must contain
         self.removals: list[tuple[int, Key]] = []  # since the last `take_removals`
         self.moves: list[tuple[int, int]] = []  # since the last `take_moves`
+        self._epochs: Counter[bytes | None] = Counter()  # flushes of a namespace, and of all
         self._children: Counter[Key] = Counter()
         self._memory = memory
         self._block_tokens = memory.slots.shape[1]
@@ -88,7 +89,7 @@ class IndexMirror:
         token_ids: Sequence[int],
     ) -> None:
         prefix: tuple[int, ...] = ()
-        last = None
+        last = self.root(namespace)
         if parent is not None:
             parent_namespace, prefix = self.key_of[parent]
             assert parent_namespace == namespace, "a path stays in its namespace"
@@ -102,7 +103,7 @@ class IndexMirror:
             key = namespace, prefix
             assert key not in self.block_of, "a prefix is in the index once"
             assert block not in self.key_of, "a block has one identity"
-            content = np.array(digests_of(namespace, tokens, last), np.uint64)
+            content = np.array(digests_of(tokens, last), np.uint64)
             last = int(content[-1])
             assert (self._memory.slots[block] == content).all(), "published without its content"
             self.block_of[key], self.key_of[block], self.content[block] = block, key, content
@@ -115,6 +116,7 @@ class IndexMirror:
             self.removals.append((block, key))
 
     def cleared(self, namespace: bytes | None) -> None:
+        self._epochs[namespace] += 1
         for block, key in list(self.key_of.items()):
             if namespace in (None, key[0]):
                 self._forget(block)
@@ -129,6 +131,11 @@ class IndexMirror:
         self.moves += moves
 
     # --- questions ---
+
+    def root(self, namespace: bytes) -> int:
+        """What K and V rest on; another one after every flush, as if weights had changed."""
+        epoch = self._epochs[namespace] * 1000 + self._epochs[None]
+        return zlib.crc32(namespace) + (epoch << 32)
 
     def take_removals(self) -> list[tuple[int, Key]]:
         removals, self.removals = self.removals, []
@@ -190,6 +197,7 @@ class Hold:
     new_from: int = 0  # for a load: where its own blocks begin
     expires_at: float = float("inf")
     is_flushed: bool = False
+    content: list[int] = field(default_factory=list)  # for a load: what is to come in
 
     def follow(self, moves: Sequence[tuple[int, int]]) -> None:
         for source, destination in moves:

@@ -7,7 +7,7 @@ live, gone. What is held beside sequences is in `kv_holds`.
 from __future__ import annotations
 
 import pytest
-from kv_model import Hold
+from kv_model import Hold, digests_of
 from kv_world import Mirror, World
 
 from kvcache import Fits, NeverFits, NotNow
@@ -29,19 +29,22 @@ class Sequences(World):
         """Asks, and compares the answer; a plan is kept for `begin`."""
         self.tenant_of[mirror.namespace] = mirror.tenant
         request = mirror.request()
+        needed, limit = self.blocks_for(len(mirror.tokens)), self.limit_blocks(mirror.tenant)
+        lapsed = self.lapse() if needed <= limit and self.short(mirror) > 0 else 0
         before = self.manager.stats()
         answer = self.manager.admit(request)
-        assert self.manager.stats() == before, "admit is pure"
-        needed, hits, short = self.blocks_for(len(mirror.tokens)), self.hits(mirror), 0
-        limit = self.limit_blocks(mirror.tenant)
+        assert lapsed or self.manager.stats() == before, "admit is pure"
+        if lapsed:
+            self.settle()
+        hits, short = self.hits(mirror), self.short(mirror)
         if needed > limit:
             assert answer == NeverFits(needed, self.usable, limit * self.size)
             return answer
-        short = self.short(mirror)
         if short > 0:
             assert isinstance(answer, NotNow)
             assert answer.short_blocks == short
-            assert self.live or self.holds, "an idle pool admits all that can ever fit"
+            is_used = self.live or any(hold.kind != "expect" for hold in self.holds.values())
+            assert is_used, "an idle pool admits all that can ever fit"
             lengths = [len(self.tables[holder]) for holder in answer.holders]
             assert lengths == sorted(lengths, reverse=True)
             return answer
@@ -75,8 +78,9 @@ class Sequences(World):
                 self.manager.begin(plan)
             self.settle()
             return False
-        short = self.short(mirror)
-        if needed > limit or short > 0:
+        if needed <= limit and self.short(mirror) > 0:
+            self.lapse()
+        if needed > limit or self.short(mirror) > 0:
             with pytest.raises(StalePlanError):
                 self.manager.begin(plan)
             self.settle()
@@ -90,6 +94,7 @@ class Sequences(World):
         assert table[: len(hits)] == hits
         assert not used & set(table[len(hits) :]), "a held block was given away"
         mirror.computed = cached
+        mirror.digests = digests_of(mirror.tokens, self.index.root(mirror.namespace))
         self.live[mirror.sequence_id] = mirror
         self.holds.pop(("expect", mirror.sequence_id), None)
         self.holds.pop(("kept", mirror.sequence_id), None)
@@ -105,6 +110,8 @@ class Sequences(World):
     def append(self, mirror: Mirror, token: int) -> bool:
         """One token more; False when there is no block for it."""
         needs_block = len(mirror.tokens) % self.size == 0
+        if needs_block and self.available(mirror.tenant) == 0:
+            self.lapse()
         short = int(needs_block and self.available(mirror.tenant) == 0)
         assert self.manager.append(mirror.sequence_id, token) == short
         if not short:
@@ -152,6 +159,7 @@ class Sequences(World):
             retention=parent.retention,
             publish=parent.publish,
             computed=parent.computed,
+            digests=parent.digests.copy(),
         )
         self.live[child_id] = child
         self.forks += 1
@@ -179,7 +187,7 @@ class Sequences(World):
         mirror.plan = None
         self.settle()
 
-    def preempt(self, mirror: Mirror, keep_blocks: int) -> None:
+    def preempt(self, mirror: Mirror, keep_blocks: int, *, swapped: bool = False) -> None:
         """Takes the blocks back but for a leading part; the sequence may come again."""
         table = self.tables.pop(mirror.sequence_id)
         del self.live[mirror.sequence_id]
@@ -187,7 +195,7 @@ class Sequences(World):
         kept = self.index.match(mirror.namespace, [*mirror.tokens, 0])[:most]
         if kept and table[len(kept) - 1] != kept[-1]:
             kept = []  # computed beside what the index has
-        self.manager.preempt(mirror.sequence_id, keep_blocks=keep_blocks)
+        self.manager.preempt(mirror.sequence_id, keep_blocks=keep_blocks, swapped=swapped)
         self.preemptions += 1
         if kept:
             tokens = tuple(mirror.tokens[: len(kept) * self.size])

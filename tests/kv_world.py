@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, field
 
 import numpy as np
 from kv_evictions import NO_SHARE, Cached, Look, judge
-from kv_model import POISON, ContentMemory, Hold, IndexMirror, Key, digests_of, next_digest
+from kv_model import POISON, ContentMemory, Hold, IndexMirror, Key, next_digest
 
-from kvcache import AdmissionRequest, CacheManager, Fits
+from kvcache import AdmissionRequest, CacheManager, EventLog, Fits, IndexReplica
 from kvcache.core import CoreChoice
 from kvcache.eviction import PolicyName
 from kvcache.tenants import TenantShare
@@ -35,11 +35,8 @@ class Mirror:
     headroom: int = 0
     resumed: bool = False
     computed: int = 0
-    digests: list[int] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)  # once it is live
     plan: Fits | None = None
-
-    def __post_init__(self) -> None:
-        self.digests = digests_of(self.namespace, self.tokens)
 
     def add(self, token: int) -> None:
         self.digests.append(next_digest(self.digests[-1], token))
@@ -100,18 +97,21 @@ class World:
         self.now = 0.0
         self.memory = ContentMemory(usable_blocks + 1, block_tokens)
         self.index = IndexMirror(self.memory)
+        self.log = EventLog()
         self.manager = CacheManager(
             usable_blocks + 1,
             block_tokens,
             policy=policy,
             core=core,
             memory=self.memory,
-            tenants=self.shares,
+            tenants=dict(self.shares),
             retention_ttl_seconds=retention_ttl_seconds,
             partial_reuse_tokens=partial_reuse_tokens,
+            events=self.log,
             clock=lambda: self.now,
         )
         self.manager.add_listener(self.index)
+        self.replica = IndexReplica(self.manager.snapshot(), block_tokens)
         self.live: dict[int, Mirror] = {}
         self.tables: dict[int, list[int]] = {}
         self.holds: dict[tuple[str, int], Hold] = {}
@@ -121,9 +121,8 @@ class World:
         self.ttl_seconds = retention_ttl_seconds
         self.levels: dict[int, int] = {}  # of retention, by block
         self.let_go_at: dict[Key, float] = {}  # when a sequence held it last
-        self.dropped_expectations = self.evicted_blocks = self.forks = self.preemptions = (
-            self.steps
-        ) = 0
+        self.dropped_expectations = self.evicted_blocks = self.lapsed = 0
+        self.forks = self.preemptions = self.steps = 0
 
     # --- questions to the model ----------------------------------------------
 
@@ -239,9 +238,8 @@ class World:
         hits = self.hits(mirror)
         taken = self.blocks_for(len(mirror.tokens)) - len(hits) + self.evictable(hits)
         reserve = mirror.headroom if self.live else 0
-        return max(
-            taken + reserve - self.spare(mirror.tenant), taken - self.quota_left(mirror.tenant)
-        )
+        beyond_quota = taken - self.quota_left(mirror.tenant)
+        return max(taken + reserve - self.spare(mirror.tenant), beyond_quota)
 
     # --- comparison ----------------------------------------------------------
 
@@ -252,17 +250,19 @@ class World:
             self.levels.pop(block, None)
         self.follow(self.index.take_moves())
         self.read_tables()
-        dropped = self.forget_what_was_dropped(
-            new_blocks > 0 or is_resize, None if is_resize else tenant
-        )
+        for_whom = None if is_resize else tenant
+        dropped = self.forget_what_was_dropped(new_blocks > 0 or is_resize, for_whom)
+        stats = self.manager.stats()
+        if stats.expired_pins + stats.expired_loads + stats.expired_stores > self.lapsed:
+            dropped = self.end_what_is_due() > 0
         holders = self.holders()
         self.count = self.recount(holders)
-        stats = self.manager.stats()
         wanted = asdict(self.count)
         seen = {name: getattr(stats, name) for name in wanted}
         assert seen == wanted, f"the manager counts {seen}, the model {wanted}"
         self.evicted_blocks += len(removals)
         assert (stats.total, stats.evicted_blocks) == (self.usable, self.evicted_blocks)
+        assert stats.expired_pins + stats.expired_loads + stats.expired_stores == self.lapsed
         assert (stats.forks, stats.preemptions) == (self.forks, self.preemptions)
         self.check_content()
         self.note_levels(holders)
@@ -282,6 +282,8 @@ class World:
         self.steps += 1
         if self.steps % self.audit_every == 0:
             self.manager.audit()
+            self.check_replica()
+            self.check_costs(holders)
         free = [b for b in range(1, self.usable + 1) if not self.is_used(b, holders)]
         self.memory.slots[free] = POISON
 
@@ -325,6 +327,37 @@ class World:
             figures = self.manager.tenant_stats(name)
             assert figures.in_use == self.look.in_use[name]
             assert figures.cached == self.look.kept[name]
+
+    def check_replica(self) -> None:
+        """Whoever follows the events knows the index, block for block."""
+        for event in self.log.since(self.replica.number):
+            self.replica.apply(event)
+        known = {block: entry.token_ids for block, entry in self.replica.blocks.items()}
+        assert known == {block: key[1][-self.size :] for block, key in self.index.key_of.items()}
+
+    def check_costs(self, holders: dict[int, list[str]]) -> None:
+        """What preempting a sequence would free, and what it would cost."""
+        for sequence_id, table in self.tables.items():
+            own = sum(len(holders[block]) == 1 for block in table)
+            assert self.manager.exclusive_blocks(sequence_id) == own
+            kept = (len(table) - own) * self.size
+            cost = max(0, len(self.live[sequence_id].tokens) - kept)
+            assert self.manager.recompute_tokens(sequence_id) == cost
+
+    def lapse(self) -> int:
+        """Whatever was held until now is not held any more; answers how much that was."""
+        ended = self.end_what_is_due()
+        if ended:
+            holders = self.holders()
+            self.count, self.look = self.recount(holders), self.look_at_cache(holders)
+        return ended
+
+    def end_what_is_due(self) -> int:
+        due = [name for name, hold in self.holds.items() if hold.expires_at <= self.now]
+        for name in due:
+            del self.holds[name]
+        self.lapsed += len(due)
+        return len(due)
 
     def follow(self, moves: list[tuple[int, int]]) -> None:
         """Blocks have new ids."""
