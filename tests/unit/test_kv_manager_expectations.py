@@ -168,9 +168,10 @@ def test_blocks_that_others_computed_meanwhile_are_not_the_sequences_to_keep(
     manager = new_manager(20, 4)
     run(manager, request(1, range(16)))
     manager.flush(RED)
-    run(manager, request(2, range(16), use_cache=False))
+    serve(manager, request(2, range(16), use_cache=False))
     manager.preempt(1, keep_blocks=4)
     assert manager.stats().expected == 0
+    assert manager.stats().preemptions_by_mode[PreemptionMode.RECOMPUTE] == 1
 
 
 def test_a_second_preemption_is_refused_and_changes_nothing(new_manager: NewManager) -> None:

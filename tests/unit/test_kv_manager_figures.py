@@ -205,4 +205,11 @@ def test_the_states_of_blocks_add_up(new_manager: NewManager) -> None:
     assert states == (2, 2, 2, 2, 3, 2)
     assert stats.free + sum(states) == stats.total == 32
     assert (stats.slack_tokens, stats.live_sequences) == (2, 1)
+    assert stats.stranded_blocks == 0
+    manager.release(2)
+    assert manager.stats().stranded_blocks == 0
+    lease = manager.begin_load(RED, tokens(range(600, 604)), 10)
+    assert lease is not None
+    manager.flush(None)
+    assert manager.stats().stranded_blocks == 3, "blocks 7, 8 and 12 were only cached"
     manager.audit()

@@ -60,6 +60,8 @@ def test_a_tenant_at_its_quota_evicts_its_own_blocks(new_manager: NewManager) ->
     serve(manager, request(1, range(16), BLUE))
     serve_many(manager, range(1, 20), RED, "batch")
     assert manager.tenant_stats("batch").cached == 4
+    assert manager.stats().evicted_blocks == 15
+    assert manager.tenant_stats("batch").evicted_for_others == 0
     assert manager.tenant_stats("").cached == 4
     assert manager.stats().free == 8
 
