@@ -99,13 +99,15 @@ class VictimChooser:
         return [sequence for sequence in sequences if sequence.spec.tenant in tenants]
 
     def _rates(self) -> PreemptionRates:
-        steps_per_second = self._steps.per_second
+        prefill = self._prefill.per_second
+        steps = self._steps.per_second
         return PreemptionRates(
             block_tokens=self._manager.block_tokens,
             block_bytes=self._block_bytes,
-            prefill_tokens_per_second=self._prefill.per_second,
+            prefill_tokens_per_second=prefill,
             copy_bytes_per_second=self._tiers.copy_bytes_per_second,
-            stall_seconds=1.0 / steps_per_second if steps_per_second else 0.0,
+            # Seconds cannot be added to tokens, in which costs are while no speed is known.
+            stall_seconds=1.0 / steps if steps is not None and prefill is not None else 0.0,
         )
 
     def _candidates(self, sequences: Iterable[Sequence]) -> list[VictimCandidate]:

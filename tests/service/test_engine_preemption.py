@@ -285,6 +285,20 @@ class TestWaiting:
         harness.core.abort([spec.sequence_id for spec in specs])
         assert harness.manager.stats().expected == 0
 
+    def test_an_idle_pool_admits_or_refuses_in_one_step_whatever_was_before(self) -> None:
+        harness = EngineHarness(blocks=12, load_line=0.5)
+        before = [spec_of(i, prompt(i, 40), max_tokens=80) for i in range(6)]
+        harness.core.submit(before)
+        harness.run_until(lambda: harness.preemptions)
+        harness.core.abort([spec.sequence_id for spec in before])
+        whole, larger = spec_of(10, prompt(10, 192), max_tokens=1), spec_of(11, prompt(11, 193))
+        harness.core.submit([whole, larger])
+        report = harness.step()
+        assert [started.sequence_id for started in report.started] == [10]
+        assert [refused.sequence_id for refused in report.refused] == [11]
+        harness.run()
+        say_the_same_as_alone(harness, [whole])
+
 
 class TestTenants:
     """Shares of the pool, in the engine."""
