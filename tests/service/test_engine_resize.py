@@ -416,17 +416,19 @@ def test_what_is_cached_and_stays_is_hit_and_what_went_is_a_miss() -> None:
 
 
 def test_a_pin_in_the_way_is_waited_for_and_nobody_calls_it_a_standstill() -> None:
-    harness = ResizeHarness(blocks=20)
+    harness = ResizeHarness(blocks=20, tenant_shares="bounded=0-50")
     harness.submit(spec_of(1, prompt(1, 48), max_tokens=2))
     harness.run()
     pin = harness.manager.pin(b"", np.array(prompt(1, 48), np.int32), seconds=1e6)
     assert pin.tokens == 48
     shrink = harness.resize(10, PREEMPT)
-    harness.submit(spec_of(2, prompt(2, 8), max_tokens=2))
+    harness.submit(spec_of(2, prompt(2, 36), max_tokens=2))
     for _ in range(10):
         harness.step()
     assert harness.core.is_resizing
+    assert harness.core.stats().running == 0
     assert harness.core.stats().blocks_total == 20
+    assert harness.manager.tenant_stats("bounded").quota_blocks == 10
     harness.manager.unpin(pin.pin_id)
     harness.run()
     assert harness.end_of(shrink).num_blocks == 10
