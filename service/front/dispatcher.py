@@ -139,12 +139,14 @@ class Dispatcher:
         request.settle([i for i in sequence_ids if i not in running])
         if request.over:
             self._release(request)
-            self._submit_waiting()
 
     def forget(self, request: LiveRequest) -> None:
         """Nobody wants anything of this request any more. Idempotent."""
-        self._drop(request)
-        self._submit_waiting()
+        self._release(request)
+        sequence_ids = [candidate.sequence_id for candidate in request.candidates]
+        self._abort(sequence_ids)
+        for sequence_id in sequence_ids:
+            self._in_engine.pop(sequence_id, None)
 
     async def flush(self, namespace: bytes | None) -> Flushed:
         """Drops cached blocks. Raises NotReady without an engine, or when it dies."""
@@ -244,14 +246,6 @@ class Dispatcher:
             self._in_engine.update(dict.fromkeys(sequence_ids, request))
             self._supervisor.send(Submit([self._journal.submission(i) for i in sequence_ids]))
 
-    def _drop(self, request: LiveRequest) -> None:
-        """The engine shall compute nothing of it any more."""
-        self._release(request)
-        sequence_ids = [candidate.sequence_id for candidate in request.candidates]
-        self._abort(sequence_ids)
-        for sequence_id in sequence_ids:
-            self._in_engine.pop(sequence_id, None)
-
     def _release(self, request: LiveRequest) -> None:
         """It is over, or about to be."""
         self._requests.pop(request, None)
@@ -309,7 +303,7 @@ class Dispatcher:
             if request.over:
                 self._release(request)
         self._observer.requests_progressed(touched, now_seconds)
-        self._submit_waiting()
+        self._submit_waiting()  # whom the quarantine kept back until now
 
     def _refuse(self, request: LiveRequest, refused: Refused) -> None:
         request.fail(
@@ -320,13 +314,13 @@ class Dispatcher:
                 limit_tokens=refused.limit_tokens,
             )
         )
-        self._drop(request)
+        self.forget(request)
 
     def _fail(self, request: LiveRequest, failed: Failed) -> None:
         request_id, tenant = request.call.request_id, request.call.tenant
         _log.error("model failed", request_id=request_id, tenant=tenant, cause=failed.cause)
         request.fail(ModelFailed())
-        self._drop(request)
+        self.forget(request)
 
     def _fail_convicted(self, conviction: Conviction[LiveRequest]) -> None:
         request = conviction.request
@@ -341,7 +335,7 @@ class Dispatcher:
         request.fail(
             EngineCrashedByRequest(engine_deaths=conviction.deaths, tokens_sent=request.sent_tokens)
         )
-        self._drop(request)
+        self.forget(request)
         self._observer.requests_progressed([request], time.monotonic())
 
     def _drop_engine(self) -> None:
@@ -361,7 +355,7 @@ class Dispatcher:
         requests = list(self._requests)
         for request in requests:
             request.fail(EngineLost(tokens_sent=request.sent_tokens))
-            self._drop(request)
+            self.forget(request)
         self._observer.requests_progressed(requests, time.monotonic())
 
     def _fail_calls(self) -> None:

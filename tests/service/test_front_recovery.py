@@ -50,6 +50,11 @@ async def collect_rest(handle: RequestHandle) -> None:
         pass
 
 
+def steps_of(front: Front) -> int:
+    engine = front.stats().engine
+    return 0 if engine is None else engine.steps
+
+
 def decoded(front: Front) -> int:
     engine = front.stats().engine
     return 0 if engine is None else engine.decode_tokens
@@ -284,6 +289,58 @@ async def test_requests_wait_for_the_end_of_a_search(tmp_path: Path) -> None:
         assert [s["id"] for s in record.submitted()] == [1, 1, 1]
         held.close()
         assert (await collect(late)).text == "late"
+
+
+async def test_the_proven_go_on_while_suspects_are_tried(tmp_path: Path) -> None:
+    async with running_front(tmp_path, restart_delay_seconds=0.1) as (front, record):
+        kill_engine(front)
+        await eventually(lambda: front.state is FrontState.RESTARTING)
+        # All of them are sent to each engine together, the killer first.
+        killing = await front.generate(call([CRASH, 0], "killing"))
+        long = asyncio.create_task(
+            collect(await front.generate(call(count_prompt(), "long", seed=1, max_tokens=1000)))
+        )
+        short = await front.generate(call(say("short"), "short"))
+        with pytest.raises(EngineCrashedByRequest):
+            await collect(killing)
+        assert (await collect(short)).text == "short"
+        assert not long.done()
+        assert (await long).text == counted_text(1, 1000)
+        assert front.stats().engine_restarts == 5
+        assert [s["id"] for s in record.submitted()][-2:] == [2, 3]
+
+
+async def test_one_that_comes_further_than_before_is_not_convicted(tmp_path: Path) -> None:
+    async with running_front(tmp_path) as (front, _):
+        handle = await front.generate(call([HOLD]))
+        total = 0
+        for steps in (1, 3, 3):  # the first one of the submission, the others of the calls
+            await eventually(lambda n=total + 1: steps_of(front) == n)  # type: ignore[misc]
+            for _ in range(steps - 1):
+                await front.lookup([1])
+            total += steps
+            await eventually(lambda n=total: steps_of(front) == n)  # type: ignore[misc]
+            pid = front.engine_process_id
+            assert pid is not None
+            os.kill(pid, signal.SIGUSR1)  # ends it as a crash does, but leaves no core
+            await until_running_again(front, pid)
+        with pytest.raises(EngineCrashedByRequest) as caught:
+            await collect(handle)
+        assert caught.value.engine_deaths == 3
+
+
+async def test_one_that_freezes_engines_is_convicted_too(tmp_path: Path) -> None:
+    async with running_front(tmp_path, engine_silence_seconds=0.5) as (front, record):
+        handle = await front.generate(call([HOLD]))
+        for kills in (1, 2):
+            await eventually(lambda n=kills: len(record.submitted()) == n)  # type: ignore[misc]
+            pid = front.engine_process_id
+            assert pid is not None
+            os.kill(pid, signal.SIGSTOP)
+            await until_running_again(front, pid)
+        with pytest.raises(EngineCrashedByRequest) as caught:
+            await collect(handle)
+        assert caught.value.engine_deaths == 2
 
 
 @pytest.mark.slow
