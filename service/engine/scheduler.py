@@ -1,7 +1,8 @@
 """Decides what one step computes: a varlen batch of decode tokens and prefill chunks.
 
 Every running sequence that decodes gets its token in every step; prefill chunks share the
-rest of the token budget in order of admission; what is left then admits waiting sequences.
+rest of the token budget by priority, then in order of admission; what is left then admits
+waiting sequences.
 An admitted sequence holds blocks for all its tokens, so only decoding can run short of
 blocks. Then victims give up blocks and come back later, see `kvcache.preemption`. A waiting
 sequence takes the place, or the blocks, of running ones of lower priority in the same way. A
