@@ -110,7 +110,7 @@ inline void Core::begin(HolderId id, const std::string& name, TokenSpan tokens, 
   starting.block_class = terms.block_class;
   starting.publish = terms.publish;
   starting.tokens.resize(tokens.size);
-  std::memcpy(starting.tokens.data(), tokens.data, tokens.size * sizeof(Token));
+  if (tokens.size > 0) std::memcpy(starting.tokens.data(), tokens.data, tokens.size * sizeof(Token));
   starting.prompt_tokens = tokens.size;
   starting.computed_tokens = hits * block_tokens_;
   starting.published_blocks = hits;
