@@ -99,7 +99,7 @@ class Arena:
         self.num_blocks = num_blocks
 
     def shrink(self, num_blocks: int) -> None:
-        """Gives the memory of the blocks from `num_blocks` on back to the system, for good.
+        """Gives the memory of the blocks from `num_blocks` on, and what is in it, back.
 
         Who holds one of these blocks must have moved it away before.
         """
