@@ -105,3 +105,15 @@ def test_levels_that_do_not_exist_are_refused() -> None:
     for level in (-1, 8):
         with pytest.raises(InvalidArgumentError, match=f"retention is {level}"):
             request(1, range(4), retention=level)
+
+
+@pytest.mark.parametrize("resumed", [True, False])
+def test_a_preempted_sequence_that_comes_back_is_no_second_use(
+    new_manager: NewManager, resumed: bool
+) -> None:
+    manager = new_manager(9, 4)
+    sweep(manager, 8)
+    serve(manager, request(1, range(4)))
+    serve(manager, request(1, range(5), resumed=resumed))
+    sweep(manager, 8)
+    assert cached(manager, 0) == (not resumed)

@@ -63,7 +63,11 @@ def test_a_tenant_at_its_quota_evicts_its_own_blocks(new_manager: NewManager) ->
     assert manager.stats().evicted_blocks == 15
     assert manager.tenant_stats("batch").evicted_for_others == 0
     assert manager.tenant_stats("").cached == 4
-    assert manager.stats().free == 8
+    manager.set_share("batch", TenantShare(quota_blocks=2))
+    serve(manager, request(1, range(4), RED, tenant="batch"))
+    assert manager.tenant_stats("batch").cached == 2
+    assert manager.tenant_stats("batch").evicted_for_others == 0
+    assert manager.stats().free == 10
 
 
 def test_headroom_is_not_taken_from_a_quota(new_manager: NewManager) -> None:
