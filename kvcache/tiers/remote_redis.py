@@ -63,8 +63,6 @@ class RedisTier:
             raise InvalidArgumentError("timeout_seconds", timeout_seconds, "above 0")
         try:
             import redis
-            from redis.backoff import NoBackoff
-            from redis.retry import Retry
         except ImportError as error:
             reason = "needs the Python package redis: install plimsoll[redis]"
             raise TierError(self.name, reason) from error
@@ -72,7 +70,6 @@ class RedisTier:
             url,
             socket_timeout=timeout_seconds,
             socket_connect_timeout=timeout_seconds,
-            retry=Retry(NoBackoff(), 0),
         )
         self._failure: type[Exception] = redis.RedisError
         self._fingerprint = fingerprint

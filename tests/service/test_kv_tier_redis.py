@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -301,6 +302,32 @@ def test_a_server_that_hangs_is_an_error_within_the_timeout(server: Server) -> N
     finally:
         server.signal(signal.SIGCONT)
     assert read(tier, keys_of(1)) == 1
+    tier.close()
+
+
+def test_a_failed_call_is_not_repeated() -> None:
+    """When to try again is for the circuit breaker to say."""
+    accepted = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                accepted.append(connection)
+                connection.close()
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        url = f"redis://127.0.0.1:{listener.getsockname()[1]}"
+        tier = RedisTier(url, FINGERPRINT, ttl_seconds=60)
+        with pytest.raises(TierError):
+            tier.leading_hits(keys_of(1))
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert len(accepted) == 1
     tier.close()
 
 

@@ -93,6 +93,19 @@ def test_no_namespace_poses_as_another_or_as_tokens() -> None:
     assert len(set(digests)) == len(digests)
 
 
+def test_a_namespace_does_not_take_over_a_part_of_the_parent() -> None:
+    """Two blocks whose fields give the same bytes when they are only strung together."""
+    frame_32, frame_16 = (size.to_bytes(4, "little") for size in (32, 16))
+    long_parent = b"p" * 12 + frame_32 + b"q" * 16
+    long_tokens = b"t" * 12 + frame_16 + b"u" * 16
+    long = chain_keys(FINGERPRINT, b"n", np.frombuffer(long_tokens, "<i4"), 8, long_parent)
+    short_namespace = b"n" + frame_32 + long_parent[:12]
+    short_parent = long_parent[16:] + frame_32 + long_tokens[:12]
+    short_tokens = np.frombuffer(long_tokens[16:], "<i4")
+    short = chain_keys(FINGERPRINT, short_namespace, short_tokens, 4, short_parent)
+    assert short[0].digest != long[0].digest
+
+
 def test_one_block_of_eight_is_not_two_of_four() -> None:
     ids = tokens(*range(8))
     of_eight = chain_keys(FINGERPRINT, b"", ids, 8)[0]

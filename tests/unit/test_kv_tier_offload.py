@@ -186,6 +186,19 @@ def test_a_load_follows_its_blocks_through_a_resize(new_engine: NewEngine) -> No
     assert engine.cached(tokens) == 4
 
 
+def test_blocks_that_a_resize_moved_are_spilled_as_what_they_are(new_engine: NewEngine) -> None:
+    engine, tokens = new_engine(), prompt(3)
+    below = engine.start(prompt(3, 500))
+    sequence = engine.start(tokens)
+    engine.manager.release(below)
+    assert engine.manager.resize(5).moved_blocks > 0
+    engine.manager.release(sequence)
+    engine.manager.resize(DEVICE_BLOCKS + 1)
+    engine.push_out()
+    assert engine.finish(engine.offload.prefetch(b"", tokens)) is TransferState.DONE
+    assert engine.cached(tokens) == 3
+
+
 def test_what_a_shrinking_pool_gives_up_is_kept(new_engine: NewEngine) -> None:
     engine, tokens = new_engine(), prompt(6)
     engine.run(tokens)
