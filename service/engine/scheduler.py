@@ -172,10 +172,11 @@ class Scheduler:
                 sequence.sequence_id, sequence.last_token_id
             ):
                 preemption = self._victims.for_growth(self._running, sequence)
-                if preemption is None:
+                if preemption is not None:
+                    self._preempt(preemption, plan, now_seconds)
+                elif not self._tiers.give_up_loads():
                     plan.evicted.append(sequence)
                     break
-                self._preempt(preemption, plan, now_seconds)
         for sequence in plan.evicted:
             self.remove(sequence)
 

@@ -69,6 +69,17 @@ class SequenceTiers:
         transfer = self._transfers[sequence.sequence_id]
         return transfer is not None and not transfer.is_over
 
+    def give_up_loads(self) -> bool:
+        """Ends all loads, so that their blocks are free; whether there were any.
+
+        Those that waited for them are computed instead.
+        """
+        loads = [(number, load) for number, load in self._transfers.items() if load is not None]
+        for number, load in loads:
+            self._cancel(load)
+            self._transfers[number] = None
+        return bool(loads)
+
     def swap_out(self, sequence: Sequence) -> bool:
         """Copies a running sequence to the host, before it is preempted; False: no room."""
         return self._offload is not None and self._offload.swap_out(sequence.sequence_id) > 0
@@ -77,10 +88,14 @@ class SequenceTiers:
         """It waits no longer, or runs: ends its loads, and lets go of what was swapped out."""
         if self._offload is None:
             return
-        transfer = self._transfers.pop(sequence.sequence_id, None)
-        if transfer is not None and not transfer.is_over:
-            self._offload.cancel(transfer)
+        load = self._transfers.pop(sequence.sequence_id, None)
+        if load is not None:
+            self._cancel(load)
         self._offload.forget(sequence.sequence_id)
+
+    def _cancel(self, load: Transfer) -> None:
+        if self._offload is not None and not load.is_over:
+            self._offload.cancel(load)
 
     def figures(self) -> TierFigures | None:
         """Figures of this moment; None without tiers."""

@@ -29,7 +29,13 @@ def prompt(seed: int, tokens: int) -> list[int]:
 class TieredEngine(EngineHarness):
     """A harness with a host tier, and a disk where the test has one."""
 
-    def __init__(self, host_blocks: int, disk: FakeTier | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        host_blocks: int,
+        disk: FakeTier | None = None,
+        lease_seconds: float = LEASE_SECONDS,
+        **settings: Any,
+    ) -> None:
         self.host = HostTier(LAYOUT.block_bytes, host_blocks * LAYOUT.block_bytes)
         self.disk = disk
 
@@ -40,7 +46,7 @@ class TieredEngine(EngineHarness):
                 Fingerprint("fake", "none", LAYOUT).digest,
                 self.host,
                 disk=disk,
-                limits=LoadLimits(min_blocks=1, lease_seconds=LEASE_SECONDS),
+                limits=LoadLimits(min_blocks=1, lease_seconds=lease_seconds),
                 clock=clock,
             )
             return self.offload
@@ -191,6 +197,31 @@ class TestLoads:
         engine.core.submit([large])
         engine.run(max_steps=20)
         engine.assert_said(again, large)
+        engine.assert_nothing_is_kept()
+
+    def test_a_running_one_that_needs_the_blocks_of_a_load_gets_them(
+        self, engines: Engines
+    ) -> None:
+        disk = FakeTier()
+        engine = engines(host_blocks=1, disk=disk, lease_seconds=60.0, blocks=16, load_line=1.0)
+        first = spec_of(1, prompt(1, 160), max_tokens=2)
+        engine.serve(first)
+        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
+        until(lambda: disk.blocks_of(b"") >= 9)
+        alone = spec_of(8, prompt(8, 94), max_tokens=40)
+        engine.core.submit([alone])
+        engine.step()
+        disk.gate("read").clear()
+        again = spec_of(9, first.prompt_ids, max_tokens=2)
+        engine.core.submit([again])
+        engine.step()
+        assert (engine.stats.blocks_held, engine.stats.blocks_kept) == (6, 9)
+        engine.run_until(lambda: engine.stats.blocks_kept == 0, max_steps=30)
+        assert engine.stats.blocks_held == 8
+        disk.open_all()
+        engine.run()
+        assert engine.finished(8).reason is FinishReason.MAX_TOKENS
+        engine.assert_said(alone, again)
         engine.assert_nothing_is_kept()
 
     def test_an_abort_while_blocks_are_loaded_leaves_nothing_behind(self, engines: Engines) -> None:
