@@ -23,7 +23,7 @@ EIGHTHS = st.sampled_from([8, 8, 8, 4, 5, 1, 0])
 PICK = st.integers(0, 15)  # one of a list, modulo its length
 PIECES = st.lists(st.integers(0, 2), max_size=4)  # a block of equal tokens each
 SECONDS = st.integers(1, 4)
-THEN = st.sampled_from(["serve", "serve", "serve", "run", "run", "start", "admit", "wait"])
+THEN = st.sampled_from(["serve", "run", "run", "start", "admit", "wait"])
 
 
 def pick(choices: list[T], number: int) -> T:
@@ -44,7 +44,7 @@ class EverythingMachine(RuleBasedStateMachine):
         shares=st.sampled_from(["none", "floor", "quota", "both"]),
         ttl_seconds=st.sampled_from([None, 2.0]),
         partial_reuse_tokens=st.sampled_from([None, 1, 2]),
-        host_blocks=st.sampled_from([0, 0, 1, 5, 40]),
+        host_blocks=st.sampled_from([0, 0, 3, 40, 40, 40]),
     )
     def start_world(
         self,
@@ -149,6 +149,14 @@ class EverythingMachine(RuleBasedStateMachine):
         namespace, prompt = pick(self.prompts, like)
         self.ask(Mirror(self.next_id, namespace, prompt.copy(), TENANT_OF[namespace]), then)
 
+    @rule(like=PICK, eighths=EIGHTHS, pieces=PIECES, tail=PICK)
+    def serve_alike(self, like: int, eighths: int, pieces: list[int], tail: int) -> None:
+        self.arrive_alike(like, eighths, pieces, tail, "serve")
+
+    @rule(like=PICK)
+    def serve_again(self, like: int) -> None:
+        self.arrive_again(like, "serve")
+
     def ask(self, mirror: Mirror, then: str) -> None:
         most = (self.world.usable + 2) * self.world.size
         del mirror.tokens[most:]
@@ -251,7 +259,7 @@ class EverythingMachine(RuleBasedStateMachine):
                 call()
         self.world.settle()
 
-    @precondition(is_live)
+    @precondition(lambda self: self.world.live and self.world.steps % 4 == 0)
     @rule(number=PICK)
     def commit_too_much(self, number: int) -> None:
         mirror = self.sequence(number)
@@ -263,14 +271,13 @@ class EverythingMachine(RuleBasedStateMachine):
     # --- holds ---
 
     @precondition(lambda self: self.waiting)
-    @rule(number=PICK)
-    def expect(self, number: int) -> None:
-        self.world.expect(pick(self.waiting, number))
-
-    @precondition(lambda self: self.waiting)
-    @rule(number=PICK)
-    def unexpect(self, number: int) -> None:
-        self.world.unexpect(pick(self.waiting, number))
+    @rule(number=PICK, is_over=st.sampled_from([False, False, True]))
+    def expect(self, number: int, is_over: bool) -> None:
+        mirror = pick(self.waiting, number)
+        if is_over:
+            self.world.unexpect(mirror)
+        else:
+            self.world.expect(mirror)
 
     @rule(like=PICK, seconds=SECONDS)
     def pin(self, like: int, seconds: int) -> None:
@@ -292,18 +299,16 @@ class EverythingMachine(RuleBasedStateMachine):
                 self.loads = [*self.loads[-5:], lease]
 
     @precondition(lambda self: self.loads)
-    @rule(number=PICK, blocks=st.sampled_from([0, 1, 2, 99]))
-    def finish_load(self, number: int, blocks: int) -> None:
-        """In time, after the deadline, or again."""
+    @rule(number=PICK, blocks=st.sampled_from([None, 0, 1, 2, 99, 99]))
+    def end_load(self, number: int, blocks: int | None) -> None:
+        """In time, after the deadline, or again; None: given up."""
         lease = pick(self.loads, number)
         hold = self.world.holds.get(("load", lease.lease_id))
-        most = 0 if hold is None else len(hold.blocks) - hold.new_from
-        self.world.finish_load(lease, min(blocks, most))
-
-    @precondition(lambda self: self.loads)
-    @rule(number=PICK)
-    def abort_load(self, number: int) -> None:
-        self.world.end_lease("load", pick(self.loads, number).lease_id)
+        if blocks is None:
+            self.world.end_lease("load", lease.lease_id)
+        else:
+            most = 0 if hold is None else len(hold.blocks) - hold.new_from
+            self.world.finish_load(lease, min(blocks, most))
 
     @rule(like=PICK, seconds=SECONDS)
     def begin_store(self, like: int, seconds: int) -> None:
@@ -318,11 +323,14 @@ class EverythingMachine(RuleBasedStateMachine):
 
     # --- the host tier ---
 
-    @precondition(lambda self: self.has_host)
-    @rule(like=PICK)
-    def prefetch(self, like: int) -> None:
-        namespace, tokens = pick(self.prompts, like)
+    @precondition(lambda self: self.has_host and self.world.gone)
+    @rule(number=PICK, polls=st.sampled_from([0, 1, 9]))
+    def prefetch_what_went(self, number: int, polls: int) -> None:
+        namespace, tokens = pick(self.world.gone, number)
         self.world.prefetch(namespace, [*tokens, 0])
+        while polls and self.world.transfers:
+            self.world.poll()
+            polls -= 1
 
     @precondition(lambda self: self.has_host and any(mirror.resumed for mirror in self.waiting))
     @rule(number=PICK)
@@ -350,19 +358,17 @@ class EverythingMachine(RuleBasedStateMachine):
     # --- time ---
 
     @precondition(lambda self: self.world.holds or self.world.ttl_seconds[1])
-    @rule(seconds=SECONDS)
-    def time_passes(self, seconds: int) -> None:
-        self.world.advance(seconds)
-
-    @precondition(lambda self: self.world.holds)
-    @rule(seconds=SECONDS)
-    def time_passes_unseen(self, seconds: int) -> None:
-        """Nobody calls `expire`: who is short of blocks finds what is over."""
-        self.world.now += seconds
+    @rule(seconds=SECONDS, is_seen=st.booleans())
+    def time_passes(self, seconds: int, is_seen: bool) -> None:
+        """Unseen: nobody calls `expire`, and who is short of blocks finds what is over."""
+        if is_seen:
+            self.world.advance(seconds)
+        else:
+            self.world.now += seconds
 
     # --- the whole ---
 
-    @precondition(lambda self: self.world.shares)
+    @precondition(lambda self: self.world.shares and self.world.steps % 4 == 0)
     @rule(
         tenant=st.sampled_from(["warm", "batch"]),
         floor_blocks=st.integers(0, 6),
@@ -372,13 +378,13 @@ class EverythingMachine(RuleBasedStateMachine):
         quota = None if more_blocks is None else floor_blocks + more_blocks
         self.world.set_share(tenant, TenantShare(floor_blocks, quota))
 
-    @precondition(lambda self: self.world.steps > self.resized_at + 10)
+    @precondition(lambda self: self.world.steps >= self.resized_at + 15)
     @rule(usable=st.integers(1, 20))
     def resize(self, usable: int) -> None:
         self.world.resize(usable if self.world.size <= 32 else 1 + usable // 3)
         self.resized_at = self.world.steps
 
-    @precondition(lambda self: self.world.steps > self.flushed_at + 20)
+    @precondition(lambda self: self.world.steps >= self.flushed_at + 40)
     @rule(namespace=st.sampled_from([None, *sorted(TENANT_OF)]))
     def flush(self, namespace: bytes | None) -> None:
         self.world.flush(namespace)

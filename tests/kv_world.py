@@ -120,6 +120,7 @@ class World:
         self.look = Look(usable_blocks)
         self.ttl_seconds = retention_ttl_seconds
         self.levels: dict[int, int] = {}  # of retention, by block
+        self.gone: list[Key] = []  # left the index of late
         self.let_go_at: dict[Key, float] = {}  # when a sequence held it last
         self.dropped_expectations = self.evicted_blocks = self.lapsed = 0
         self.forks = self.preemptions = self.steps = 0
@@ -261,6 +262,7 @@ class World:
         seen = {name: getattr(stats, name) for name in wanted}
         assert seen == wanted, f"the manager counts {seen}, the model {wanted}"
         self.evicted_blocks += len(removals)
+        self.gone = [*self.gone, *(key for _, key in removals)][-8:]
         assert (stats.total, stats.evicted_blocks) == (self.usable, self.evicted_blocks)
         assert stats.expired_pins + stats.expired_loads + stats.expired_stores == self.lapsed
         assert (stats.forks, stats.preemptions) == (self.forks, self.preemptions)
