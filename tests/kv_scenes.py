@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 from kv_cores import needs_native
-from kv_holds import Operations
+from kv_offloads import TieredOperations
 from kv_world import Mirror
 
 RED, BLUE, GREEN = b"red", b"blue", b"green"
@@ -17,7 +17,7 @@ def letters(text: str, block_tokens: int = 4) -> list[int]:
     return [ord(letter) for letter in text for _ in range(block_tokens)]
 
 
-class Scene(Operations):
+class Scene(TieredOperations):
     """A world in which one line is one life."""
 
     def __init__(self, *args: object, **kwargs: object) -> None:

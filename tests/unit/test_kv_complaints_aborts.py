@@ -87,6 +87,22 @@ def trimmed(scene: Scene) -> Mirror:
     return mirror
 
 
+def swapped(scene: Scene) -> Mirror:
+    mirror = running(scene)
+    scene.add_host(host_blocks=20, blocks_a_poll=1)
+    assert scene.swap(mirror) == 16
+    return mirror
+
+
+def swapped_and_loading(scene: Scene) -> Mirror:
+    mirror = swapped(scene)
+    scene.serve([7] * 48)
+    assert scene.prefetch(RED, mirror.tokens) is not None
+    scene.poll()
+    assert scene.manager.stats().loading == 4
+    return mirror
+
+
 def finished(scene: Scene) -> Mirror:
     return scene.serve(PROMPT)
 
@@ -102,6 +118,8 @@ def finished(scene: Scene) -> Mirror:
         forked,
         preempted,
         trimmed,
+        swapped,
+        swapped_and_loading,
         finished,
     ],
 )
@@ -113,6 +131,10 @@ def test_an_abort_in_any_state_gives_everything_back_and_twice_is_nothing(
     for _ in range(2):
         scene.release(mirror)
         scene.forget(mirror)
+        if hasattr(scene, "offload"):
+            scene.offload.forget(mirror.sequence_id)
+            for transfer in scene.transfers.copy():
+                scene.cancel(transfer)
         stats = scene.manager.stats()
         assert stats.free + stats.cached == stats.total
         assert stats.live_sequences == stats.reserved == 0
