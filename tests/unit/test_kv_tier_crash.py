@@ -13,7 +13,7 @@ from kv_tier_blocks import FINGERPRINT, buffers, contents, keys_of
 
 from kvcache.tiers.disk import DiskTier
 
-KILLS = 12
+KILLS = 8
 CAPACITY_BYTES = 150 * 2 * 4096
 WRITER = """
 import sys
