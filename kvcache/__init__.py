@@ -35,7 +35,7 @@ refused raises one of the exceptions of `kvcache.errors`, with the facts as attr
 changed nothing. After Kwon et al., PagedAttention (arXiv:2309.06180): blocks, block tables,
 copy on write; and Zheng et al., RadixAttention (arXiv:2312.07104): the prefix index.
 
-`kvcache.eviction` says what is evicted first, `kvcache.preemption` who gives way,
+`kvcache.core.eviction` says what is evicted first, `kvcache.preemption` who gives way,
 `kvcache.replay` plays recorded traces through the manager.
 """
 
@@ -44,8 +44,8 @@ from importlib import import_module
 _NAMES = {  # __init__.pyi is the same for type checkers
     "admission": "Admission AdmissionRequest Fits NeverFits NotNow Shortage",
     "arena": "Arena",
+    "core.eviction": "PolicyName",
     "events": "EventLog IndexListener IndexReplica IndexSnapshot",
-    "eviction": "PolicyName",
     "fragmentation": "Fragmentation",
     "histograms": "BlockHistograms Histogram",
     "layout": "KVDtype KVLayout",

@@ -6,11 +6,11 @@ from kvcache.admission import NeverFits as NeverFits
 from kvcache.admission import NotNow as NotNow
 from kvcache.admission import Shortage as Shortage
 from kvcache.arena import Arena as Arena
+from kvcache.core.eviction import PolicyName as PolicyName
 from kvcache.events import EventLog as EventLog
 from kvcache.events import IndexListener as IndexListener
 from kvcache.events import IndexReplica as IndexReplica
 from kvcache.events import IndexSnapshot as IndexSnapshot
-from kvcache.eviction import PolicyName as PolicyName
 from kvcache.fragmentation import Fragmentation as Fragmentation
 from kvcache.histograms import BlockHistograms as BlockHistograms
 from kvcache.histograms import Histogram as Histogram

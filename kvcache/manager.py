@@ -20,6 +20,7 @@ from kvcache.admission import (
     require_tokens,
 )
 from kvcache.core import CoreChoice, CoreCounts, HolderKind, create_core
+from kvcache.core.eviction import PolicyName
 from kvcache.core_time import FOR_EVER, CoreTime
 from kvcache.errors import (
     DuplicateSequenceError,
@@ -27,7 +28,6 @@ from kvcache.errors import (
     UnknownSequenceError,
 )
 from kvcache.events import EventLog, IndexListener, IndexSnapshot, Stored
-from kvcache.eviction import PolicyName
 from kvcache.expectations import Expectations
 from kvcache.feed import IndexFeed
 from kvcache.figures import cache_stats
@@ -54,7 +54,7 @@ class CacheManager:
     that raises has changed nothing; each that changes something checks the conservation of
     blocks before it returns. Sequence ids are the caller's, below 2**62.
 
-    `policy` says which cached blocks are evicted first, see `kvcache.eviction`; `core` chooses
+    `policy` says which cached blocks are evicted first, see `kvcache.core.eviction`; `core` chooses
     the machine underneath, see `kvcache.core`. `events` is the first listener. `memory` is where
     contents are copied when a sequence forks or the pool is resized; a simulation needs none.
     With one, cached blocks that agree in part are reused, from `partial_reuse_tokens` common

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import event
 
-from kvcache.states import HolderKind
+from kvcache.core.states import HolderKind
 
 Key = tuple[int, tuple[int, ...]]  # group (each has a namespace), all tokens up to the block
 GROUPS = (0, 1, 2)

@@ -17,7 +17,7 @@ from kv_model import POISON, ContentMemory, Hold, IndexMirror, Key, next_digest
 
 from kvcache import AdmissionRequest, CacheManager, EventLog, Fits, IndexReplica
 from kvcache.core import CoreChoice
-from kvcache.eviction import PolicyName
+from kvcache.core.eviction import PolicyName
 from kvcache.tenants import TenantShare
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kvcache.core.eviction import PolicyName
 from kvcache.errors import InvalidArgumentError
-from kvcache.eviction import PolicyName
 from kvcache.replay.trace import MOONCAKE_BLOCK_TOKENS
 
 

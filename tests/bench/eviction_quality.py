@@ -17,7 +17,7 @@ from typing import get_args
 import numpy as np
 
 from kvcache import AdmissionRequest, CacheManager, Fits
-from kvcache.eviction import PolicyName
+from kvcache.core.eviction import PolicyName
 from kvcache.replay import TraceRequest, insert_in_order, read_trace
 
 BLOCK_TOKENS = 512

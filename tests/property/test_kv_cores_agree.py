@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kv_cores import needs_native
 
 from kvcache.core import NO_MATCH, CacheCore, HolderKind, PrefixMatch, Tokens
+from kvcache.core.python_core import PythonCore
 from kvcache.errors import ConservationError, KVCacheError
-from kvcache.python_core import PythonCore
 
 GROUP_OF = {b"": 0, b"red": 0, b"blue": 3, b"a namespace too long for a short string": 31}
 GROUPS = (0, 3, 31)

@@ -15,8 +15,8 @@ import pytest
 from kv_cores import needs_native
 
 from kvcache.core import CacheCore, HolderKind
+from kvcache.core.python_core import PythonCore
 from kvcache.errors import KVCacheError
-from kvcache.python_core import PythonCore
 
 GROUP_OF = {b"a": 0, b"b": 3, b"c": 31}
 LIVE_SEQUENCES, LIVE_OTHERS = 5, 4  # at most

@@ -11,8 +11,8 @@ from hypothesis import event, given, settings
 from kv_block_model import GROUPS, Holder, Model
 
 from kvcache.core import CoreCounts, HolderKind
+from kvcache.core.python_core import PythonCore
 from kvcache.errors import OutOfBlocksError
-from kvcache.python_core import PythonCore
 
 PROTECTED_SHARE = 0.25
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import event, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from kvcache.core.pool import BlockPool
+from kvcache.core.states import BlockState, HolderKind
 from kvcache.errors import IllegalTransitionError, OutOfBlocksError
-from kvcache.pool import BlockPool
-from kvcache.states import BlockState, HolderKind
 
 HOLDERS = st.integers(1, 4)
 KINDS = st.sampled_from(HolderKind)

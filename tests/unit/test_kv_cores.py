@@ -13,6 +13,7 @@ import pytest
 from kv_cores import needs_native
 
 from kvcache import AdmissionRequest, CacheManager, Fits
+from kvcache.core.python_core import PythonCore
 from kvcache.errors import (
     ConservationError,
     InvalidArgumentError,
@@ -20,7 +21,6 @@ from kvcache.errors import (
     OutOfBlocksError,
 )
 from kvcache.events import EventLog
-from kvcache.python_core import PythonCore
 
 NAMESPACE = b"n"
 

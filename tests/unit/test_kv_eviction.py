@@ -10,8 +10,8 @@ from kv_cores import NewManager
 from numpy.typing import NDArray
 
 from kvcache import AdmissionRequest, CacheManager, Fits
+from kvcache.core.eviction import PolicyName
 from kvcache.errors import InvalidArgumentError
-from kvcache.eviction import PolicyName
 
 POOL = 100
 

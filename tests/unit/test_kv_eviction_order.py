@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvcache.errors import ConservationError, InvalidArgumentError
-from kvcache.eviction import (
+from kvcache.core.eviction import (
     LEVELS,
     EvictionOrder,
     EvictionRule,
@@ -21,7 +20,8 @@ from kvcache.eviction import (
     Side,
     choose_ring,
 )
-from kvcache.python_core import PythonCore
+from kvcache.core.python_core import PythonCore
+from kvcache.errors import ConservationError, InvalidArgumentError
 
 RULE = EvictionRule(2, 25)
 NEVER = (-1,) * LEVELS

@@ -20,10 +20,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from kvcache.core.pool import BlockPool
+from kvcache.core.regret import EvictionMemory
+from kvcache.core.states import BlockState, HolderKind
 from kvcache.errors import IllegalTransitionError, OutOfBlocksError
-from kvcache.pool import BlockPool
-from kvcache.regret import EvictionMemory
-from kvcache.states import BlockState, HolderKind
 
 ROOT = Path(__file__).parents[2]
 COMPILER = shutil.which("c++")

@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 import pytest
 
+from kvcache.core.pool import BlockPool
+from kvcache.core.states import BlockState, HolderKind, state_of
 from kvcache.errors import (
     ConservationError,
     IllegalTransitionError,
     InvalidArgumentError,
     OutOfBlocksError,
 )
-from kvcache.pool import BlockPool
-from kvcache.states import BlockState, HolderKind, state_of
 
 SEQUENCE, PIN, LOAD = HolderKind.SEQUENCE, HolderKind.PIN, HolderKind.LOAD
 STORE, EXPECT = HolderKind.STORE, HolderKind.EXPECT
@@ -338,7 +338,7 @@ def test_the_audit_finds_books_that_do_not_agree(
 
 
 def test_the_history_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvcache.pool._HISTORY", 10)
+    monkeypatch.setattr("kvcache.core.pool._HISTORY", 10)
     pool = BlockPool(4)
     for holder in range(1000):
         pool.release(pool.allocate(holder), holder)

@@ -22,7 +22,7 @@ def test_every_public_name_is_there_and_documented() -> None:
 
 def test_type_checkers_see_the_same_names() -> None:
     stub = Path(kvcache.__file__).with_suffix(".pyi").read_text()
-    seen = dict(re.findall(r"^from kvcache\.(?:\w+) import (\w+) as (\w+)$", stub, re.MULTILINE))
+    seen = dict(re.findall(r"^from kvcache\.(?:[\w.]+) import (\w+) as (\w+)$", stub, re.MULTILINE))
     assert sorted(seen) == kvcache.__all__
     assert all(name == alias for name, alias in seen.items())
 

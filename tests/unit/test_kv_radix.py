@@ -7,9 +7,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from kvcache.core.radix import RadixIndex
+from kvcache.core.regret import EvictionMemory
 from kvcache.errors import ConservationError
-from kvcache.radix import RadixIndex
-from kvcache.regret import EvictionMemory
 
 NAMESPACE = b"n"
 
@@ -81,7 +81,7 @@ def test_equal_tokens_behind_another_prefix_are_another_block() -> None:
 
 def test_colliding_digests_do_not_make_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests serve statistics alone: with all of them equal every answer stays exact."""
-    monkeypatch.setattr("kvcache.radix.chain_digest", lambda _previous, _block: 0)
+    monkeypatch.setattr("kvcache.core.radix.chain_digest", lambda _previous, _block: 0)
     tree = Tree()
     tree.put(1, 2, 3, 4)
     tree.put(5, 6, 7, 8)

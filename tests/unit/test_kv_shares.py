@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvcache.shares import GroupLimits, GroupShare, available_blocks, obtainable_blocks
+from kvcache.core.shares import GroupLimits, GroupShare, available_blocks, obtainable_blocks
 
 
 def share(

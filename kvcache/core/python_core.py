@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.audit import audit_core
-from kvcache.block_store import BlockStore
-from kvcache.core_checks import (
+from kvcache.core.audit import audit_core
+from kvcache.core.block_store import BlockStore
+from kvcache.core.checks import (
     Match,
     require_at_least,
     require_computed,
@@ -21,21 +21,21 @@ from kvcache.core_checks import (
     require_quota,
     require_token,
 )
-from kvcache.core_records import CoreEvent, CoreSample
+from kvcache.core.eviction import GROUPS, LEVELS, EvictionRule
+from kvcache.core.pending import PendingPrefixes
+from kvcache.core.pool import NULL_BLOCK
+from kvcache.core.radix import Parent
+from kvcache.core.records import CoreEvent, CoreSample
+from kvcache.core.regret import chain_digest
+from kvcache.core.sequence import Holder, int32_array
+from kvcache.core.shares import GroupLimits
+from kvcache.core.states import BlockState, HolderKind
 from kvcache.errors import (
     DuplicateSequenceError,
     InvalidArgumentError,
     UnknownSequenceError,
 )
 from kvcache.events import Run
-from kvcache.eviction import GROUPS, LEVELS, EvictionRule
-from kvcache.pending import PendingPrefixes
-from kvcache.pool import NULL_BLOCK
-from kvcache.radix import Parent
-from kvcache.regret import chain_digest
-from kvcache.sequence import Holder, int32_array
-from kvcache.shares import GroupLimits
-from kvcache.states import BlockState, HolderKind
 
 Tokens = NDArray[np.int32]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from kvcache.core.sequence import Holder
 from kvcache.errors import ConservationError, InvalidArgumentError
-from kvcache.sequence import Holder
 
 _INT32 = np.iinfo(np.int32)
 Match = tuple[int, int, int]  # PrefixMatch of kvcache.core

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from kvcache.core_records import EventRecorder, LifeSampler
-from kvcache.errors import ConservationError, OutOfBlocksError
-from kvcache.eviction import GROUPS, EvictionOrder, EvictionRule
-from kvcache.pool import BlockPool, require_size
-from kvcache.radix import Parent, RadixIndex
-from kvcache.regret import EvictionMemory
-from kvcache.sequence import Holder
-from kvcache.shares import (
+from kvcache.core.eviction import GROUPS, EvictionOrder, EvictionRule
+from kvcache.core.pool import BlockPool, require_size
+from kvcache.core.radix import Parent, RadixIndex
+from kvcache.core.records import EventRecorder, LifeSampler
+from kvcache.core.regret import EvictionMemory
+from kvcache.core.sequence import Holder
+from kvcache.core.shares import (
     GroupLimits,
     GroupShare,
     available_blocks,
     obtainable_blocks,
     spare_blocks,
 )
-from kvcache.states import BlockState, HolderKind
+from kvcache.core.states import BlockState, HolderKind
+from kvcache.errors import ConservationError, OutOfBlocksError
 
 _NO_LIMITS = GroupLimits()
 

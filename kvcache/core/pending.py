@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvcache.sequence import Holder
+from kvcache.core.sequence import Holder
 
 
 class PendingPrefixes:

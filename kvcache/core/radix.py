@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from kvcache.core.pool import NULL_BLOCK
+from kvcache.core.regret import chain_digest
 from kvcache.errors import ConservationError
-from kvcache.pool import NULL_BLOCK
-from kvcache.regret import chain_digest
 
 Parent = int | bytes  # the block before, or for a first block its namespace
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass
 
-from kvcache.states import HolderKind
+from kvcache.core.states import HolderKind
 
 
 @dataclass(slots=True, eq=False)

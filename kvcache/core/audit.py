@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from kvcache.block_store import BlockStore
+from kvcache.core.block_store import BlockStore
+from kvcache.core.eviction import EvictionOrder
+from kvcache.core.pending import PendingPrefixes
+from kvcache.core.pool import BlockPool
+from kvcache.core.radix import Parent, RadixIndex
+from kvcache.core.sequence import Holder
+from kvcache.core.states import BlockState, HolderKind
 from kvcache.errors import ConservationError
-from kvcache.eviction import EvictionOrder
-from kvcache.pending import PendingPrefixes
-from kvcache.pool import BlockPool
-from kvcache.radix import Parent, RadixIndex
-from kvcache.sequence import Holder
-from kvcache.states import BlockState, HolderKind
 
 
 def audit_core(

@@ -8,7 +8,7 @@ what is done for every block and token is down here.
 Holders. Sequences, pins, loads, stores and expectations hold blocks in the same way: `begin`
 starts a holder, `release` ends it. A holder of a block holds the blocks before it as well. The
 kinds of a block's holders, and whether the index has it (it is published), make its state; see
-`kvcache.states`.
+`kvcache.core.states`.
 
 Groups and levels. Every block is charged to one of 32 groups (tenants; 0 is everybody else) and
 has one of 8 retention levels. Both come from the holder that it was allocated for; a holder of
@@ -16,9 +16,9 @@ a higher level raises the level of what it holds. A namespace belongs to one gro
 has blocks or holders. Charged to a group are its blocks that are not FREE; in use are those of
 them that are neither CACHED nor EXPECTED.
 
-Eviction of one block, see `kvcache.eviction.choose_ring`. Per group and level there are two rings
-of CACHED blocks, least recently released first: blocks used once, and reused ones. Looked at are
-the fronts of the rings that may be taken from:
+Eviction of one block, see `kvcache.core.eviction.choose_ring`. Per group and level there are two
+rings of CACHED blocks, least recently released first: blocks used once, and reused ones. Looked
+at are the fronts of the rings that may be taken from:
 
 1. Rank: the level of the ring; 0 once the release of the front is not after the expiry of that
    level. Only the fronts of the lowest rank stay.
@@ -28,7 +28,7 @@ the fronts of the rings that may be taken from:
    and if the rings that stayed have more reused blocks than min(`protected_blocks`, their blocks
    used once). Else the one used once. (A weight of 0: no block counts as reused; plain LRU.)
 
-So nothing that stays continues the victim: it is a leaf, see `kvcache.eviction`. Fronts of
+So nothing that stays continues the victim: it is a leaf, see `kvcache.core.eviction`. Fronts of
 different classes are compared before the reuse rule is applied, not after: a class that protects
 its reused blocks would otherwise lose what leads to them, where that has another level.
 
@@ -40,28 +40,19 @@ not evicted: whoever counts on them being available releases the expectation fir
 
 from __future__ import annotations
 
-import logging
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvcache.core_records import CoreEvent, CoreSample
-from kvcache.errors import InvalidArgumentError, NativeCoreMissingError
+from kvcache.core.records import CoreEvent, CoreSample
 from kvcache.events import Run
-from kvcache.eviction import EvictionRule, PolicyName
-from kvcache.python_core import PythonCore
-from kvcache.states import HolderKind
-
-__all__ = ["CacheCore", "CoreCounts", "CoreEvent", "CoreSample", "HolderKind", "create_core"]
 
 Tokens = NDArray[np.int32]
 # Matched blocks; of these, CACHED or EXPECTED now; and the last of them (0: none). Void when the
 # core changes.
 PrefixMatch = tuple[int, int, int]
 NO_MATCH: PrefixMatch = (0, 0, 0)
-CoreChoice = Literal["auto", "native", "python"]
-_logger = logging.getLogger(__name__)
 
 
 class CoreCounts(NamedTuple):
@@ -317,30 +308,3 @@ class CacheCore(Protocol):
 
     def audit(self) -> None:
         """Everything against everything."""
-
-
-def create_core(
-    choice: CoreChoice,
-    num_blocks: int,
-    block_tokens: int,
-    policy: PolicyName,
-    *,
-    record_events: bool = False,
-) -> tuple[str, CacheCore]:
-    """The name of a core, and the core. `auto` is the native one where it was built.
-
-    Raises NativeCoreMissingError when `native` is demanded and cannot be loaded.
-    """
-    rule = EvictionRule.of(policy, num_blocks - 1)
-    if choice not in ("auto", "native", "python"):
-        raise InvalidArgumentError("core", choice, "auto, native or python")
-    if choice != "python":
-        try:
-            from kvcache._native import NativeCore
-        except ImportError as error:
-            if choice == "native":
-                raise NativeCoreMissingError(str(error)) from error
-            _logger.warning("kvcache runs without its native core, several times slower: %s", error)
-        else:
-            return "native", NativeCore(num_blocks, block_tokens, *rule, record_events)
-    return "python", PythonCore(num_blocks, block_tokens, *rule, record_events)

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NoReturn
 
+from kvcache.core.states import BlockState, HolderKind, state_of
 from kvcache.errors import (
     ConservationError,
     IllegalTransitionError,
@@ -20,7 +21,6 @@ from kvcache.errors import (
     OutOfBlocksError,
     Transition,
 )
-from kvcache.states import BlockState, HolderKind, state_of
 
 NULL_BLOCK = 0
 _HISTORY = 1 << 15  # transitions of all blocks that are kept for error reports
