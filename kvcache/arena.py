@@ -116,16 +116,12 @@ class Arena:
         self.num_blocks = num_blocks
 
     def close(self) -> None:
-        """Unmaps the memory; a second call does nothing.
+        """Lets go of the memory; a second call does nothing.
 
-        Raises ArenaError while an array or a tensor still views the buffer: unmapping under
-        it would turn its next use into a crash.
+        It is unmapped once the last array or tensor that views `buffer` is gone, not under it:
+        that would turn the next use into a crash.
         """
-        try:
-            self._buffer.release()
-            self._space.buffer.release()
-        except BufferError as error:
-            raise ArenaError(self.size_bytes, "is still viewed by an array") from error
+        self._buffer = self._space.buffer = memoryview(b"")
 
     def __enter__(self) -> Arena:
         return self
