@@ -23,7 +23,7 @@ EIGHTHS = st.sampled_from([8, 8, 8, 4, 5, 1, 0])
 PICK = st.integers(0, 15)  # one of a list, modulo its length
 PIECES = st.lists(st.integers(0, 2), max_size=4)  # a block of equal tokens each
 SECONDS = st.integers(1, 4)
-THEN = st.sampled_from(["serve", "run", "run", "start", "admit", "wait"])
+THEN = st.sampled_from(["serve", "run", "run", "start", "expect", "expect", "admit", "wait"])
 
 
 def pick(choices: list[T], number: int) -> T:
@@ -165,6 +165,8 @@ class EverythingMachine(RuleBasedStateMachine):
         self.waiting.append(mirror)
         if then == "admit":
             self.world.admit(mirror)
+        elif then == "expect":
+            self.world.expect(mirror)
         elif then != "wait":
             self.start_now(mirror, is_computed=then != "start")
             if then == "serve" and mirror.sequence_id in self.world.live:

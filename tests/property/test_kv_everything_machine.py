@@ -32,12 +32,14 @@ def take_steps(core: CoreChoice, steps: int, machines: int) -> int:
     return machine.steps
 
 
+@pytest.mark.timeout(900)  # what fails is made small first
 @pytest.mark.parametrize("core", CORES)
 def test_a_few_hundred_steps_in_any_order(core: CoreChoice) -> None:
     assert take_steps(core, steps=400, machines=5) >= 400
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("core", CORES)
 def test_200_000_steps_in_any_order(core: CoreChoice, part: int) -> None:
