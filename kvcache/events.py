@@ -64,7 +64,8 @@ class IndexListener(Protocol):
     """Is told of every change of the index, at once and in order. Must not change the manager.
 
     While `removed` runs the contents of the blocks are still what they were; afterwards they
-    are overwritten. `moved` comes after contents were copied.
+    are overwritten. `moved` comes after contents were copied. What a listener raises comes out
+    of the operation, which has been done all the same, when everybody has been told.
     """
 
     def stored(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 
 from kvcache.core import CacheCore, CoreEvent
 from kvcache.events import IndexListener
@@ -28,15 +30,29 @@ class IndexFeed:
         self.has_listeners = True
 
     def tell(self, copies: Sequence[tuple[int, int]] = ()) -> None:
-        """Passes on the events, and copies contents (source, destination)."""
-        events = self._core.drain_events() if self.has_listeners else []
-        self._pass_on(event for event in events if event[0] != "moved")
-        if self._memory is not None:
-            for source, destination in copies:
-                self._memory.copy(source, destination)
-        self._pass_on(event for event in events if event[0] == "moved")
+        """Passes on the events, and copies contents (source, destination).
 
-    def _pass_on(self, events: Iterable[CoreEvent]) -> None:
+        All of that happens, whatever a listener or the memory raises: an event that one of them
+        misses, or a block without its contents, would be wrong for good. Then it is raised.
+        """
+        events = self._core.drain_events() if self.has_listeners else []
+        if not events and not copies:
+            return
+        calls = [
+            *self._calls(event for event in events if event[0] != "moved"),
+            *self._copies(copies),
+            *self._calls(event for event in events if event[0] == "moved"),
+        ]
+        with ExitStack() as stack:
+            for call in reversed(calls):  # the last one that is pushed is the first one made
+                stack.callback(call)
+
+    def _calls(self, events: Iterable[CoreEvent]) -> Iterator[Callable[[], object]]:
         for kind, *facts in events:
             for listener in self._listeners:
-                getattr(listener, kind)(*facts)
+                yield partial(getattr(listener, kind), *facts)
+
+    def _copies(self, copies: Sequence[tuple[int, int]]) -> Iterator[Callable[[], object]]:
+        if self._memory is not None:
+            for source, destination in copies:
+                yield partial(self._memory.copy, source, destination)

@@ -51,8 +51,9 @@ class CacheManager:
     """Blocks for sequences, with prefixes shared through an index.
 
     `num_blocks` counts the null block 0. Not thread-safe: one scheduler owns it. An operation
-    that raises has changed nothing; each that changes something checks the conservation of
-    blocks before it returns. Sequence ids are the caller's, below 2**62.
+    that raises has changed nothing, unless a listener or `memory` has raised; each that changes
+    something checks the conservation of blocks before it returns. Sequence ids are the caller's,
+    below 2**62.
 
     `policy` says which cached blocks are evicted first, see `kvcache.core.eviction`; `core` chooses
     the machine underneath, see `kvcache.core`. `events` is the first listener. `memory` is where

@@ -12,7 +12,8 @@ class BlockMemory(Protocol):
     """The contents of blocks: keys and values of all layers, see `KVLayout`.
 
     Copies take effect in the order in which they are asked for, and before whatever is computed
-    afterwards; on a GPU they are enqueued on the stream that computes.
+    afterwards; on a GPU they are enqueued on the stream that computes. What `copy` raises comes
+    out of the operation, which has been done, with the contents of that block unknown.
     """
 
     def copy(self, source: int, destination: int) -> None:

@@ -126,3 +126,45 @@ def test_a_listener_that_fails_is_not_hidden(new_manager: NewManager) -> None:
     with pytest.raises(RuntimeError, match="no room"):
         manager.flush(None)
     manager.audit()
+
+
+def test_others_are_told_and_contents_move_when_a_listener_fails(new_manager: NewManager) -> None:
+    class Broken(Witness):
+        def removed(self, blocks: Sequence[int]) -> None:
+            raise RuntimeError(f"no room in the host tier for {blocks}")
+
+    memory = ByteMemory(9, 2)
+    manager, witness = new_manager(9, 2, memory=memory), Witness(memory)
+    serve(manager, request(1, [1, 2, 3, 4]))
+    run(manager, request(2, [5, 6]))
+    memory.blocks[3][:] = b"\x33\x33"
+    manager.add_listener(Broken())
+    manager.add_listener(witness)
+    with pytest.raises(RuntimeError, match="no room"):
+        manager.resize(3)
+    assert manager.block_table(2).tolist() == [2]
+    assert told(witness) == [("removed", (2,), [0]), ("moved", ((3, 2),), [0x33])]
+    assert manager.usable_blocks == 2
+    manager.audit()
+
+
+def test_a_copy_that_fails_does_not_keep_others_from_being_made(new_manager: NewManager) -> None:
+    class Broken(ByteMemory):
+        def copy(self, source: int, destination: int) -> None:
+            if source == 4:
+                raise RuntimeError("a bad page")
+            super().copy(source, destination)
+
+    memory = Broken(9, 2)
+    manager = new_manager(9, 2, memory=memory)
+    run(manager, request(1, [1, 2]))
+    run(manager, request(2, [3, 4]))
+    run(manager, request(3, [5, 6, 7, 8, 9, 10]))
+    manager.release(1)
+    manager.release(2)
+    manager.flush(None)
+    with pytest.raises(RuntimeError, match="a bad page"):
+        manager.resize(4)
+    assert memory.copies == [(5, 2)]
+    assert manager.block_table(3).tolist() == [3, 1, 2]
+    manager.audit()
