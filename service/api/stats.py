@@ -6,7 +6,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from service.api.answers import duration
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
-from service.engine.messages import EngineStats
+from service.engine.messages import EngineStats, TierFigures
 from service.front.state import FrontState, FrontStats
 
 
@@ -28,12 +28,16 @@ def stats_message(stats: FrontStats, now_seconds: float) -> pb.GetStatsResponse:
         answer.prefix_lookup_tokens_total = engine.lookup_tokens
         answer.prefix_hit_tokens_total = engine.hit_tokens
         answer.preemptions_total = engine.preemptions
+        answer.trims_total = engine.trims
+        answer.swaps_total = engine.swaps
         answer.evictions_total = engine.evicted_blocks
         answer.steps_total = engine.steps
         answer.completion_tokens_total = engine.decode_tokens
         answer.step_time.CopyFrom(duration(engine.step_seconds))
         if engine.last_step_seconds > 0:
             answer.since_last_step.CopyFrom(duration(now_seconds - engine.last_step_seconds))
+        if engine.tiers is not None:
+            answer.tiers.CopyFrom(_tiers_message(engine.tiers))
     return answer
 
 
@@ -62,6 +66,23 @@ def blocks_message(stats: FrontStats, engine: EngineStats) -> pb.BlockStats:
         shared=engine.blocks_shared,
         bytes_per_block=stats.bytes_per_block,
         max_total=stats.max_blocks,
+        kept=engine.blocks_kept,
+    )
+
+
+def _tiers_message(tiers: TierFigures) -> pb.TierStats:
+    return pb.TierStats(
+        host_used_bytes=tiers.host_bytes,
+        host_capacity_bytes=tiers.host_capacity_bytes,
+        disk_used_bytes=tiers.disk_bytes,
+        disk_capacity_bytes=tiers.disk_capacity_bytes,
+        spilled_blocks_total=tiers.spilled_blocks,
+        lost_blocks_total=tiers.lost_blocks,
+        loaded_blocks_total=tiers.loaded_blocks,
+        open_loads=tiers.loads,
+        expired_loads_total=tiers.expired_loads,
+        dropped_blocks_total=tiers.dropped_blocks,
+        failures_total=tiers.failures,
     )
 
 

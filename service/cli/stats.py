@@ -51,17 +51,32 @@ def _rows(stats: engine_admin_pb2.GetStatsResponse) -> dict[str, str]:
     pressure = engine_admin_pb2.PressureLevel.Name(stats.pressure)
     looked_up, hit = stats.prefix_lookup_tokens_total, stats.prefix_hit_tokens_total
     hit_rate = f"{hit / looked_up:.1%} of {looked_up} prompt tokens" if looked_up else "no lookups"
-    return {
+    rows = {
         "requests": f"{stats.running_requests} running, {stats.waiting_requests} waiting, "
         f"{stats.slow_streams} slow readers" + (", draining" if stats.draining else ""),
         "KV blocks": f"{blocks.active} active, {blocks.reserved} reserved, {blocks.cached} cached, "
-        f"{blocks.free} free of {blocks.total} ({blocks.total * blocks.bytes_per_block / 1e6:.0f}"
-        " MB)",
+        f"{blocks.kept} kept, {blocks.free} free of {blocks.total}"
+        f" ({blocks.total * blocks.bytes_per_block / 1e6:.0f} MB)",
         "pressure": pressure.removeprefix("PRESSURE_LEVEL_").lower(),
         "prefix hits": hit_rate,
         "steps": f"{stats.steps_total}, {stats.step_time.ToTimedelta().total_seconds() * 1e3:.1f}"
         f" ms each, last {stats.since_last_step.ToTimedelta().total_seconds():.1f} s ago",
         "tokens": f"{stats.completion_tokens_total} generated",
-        "since start": f"{stats.preemptions_total} preemptions, {stats.evictions_total} evictions, "
+        "since start": f"{stats.preemptions_total} preemptions ({stats.trims_total} of the "
+        f"tail, {stats.swaps_total} swaps), {stats.evictions_total} evictions, "
         f"{stats.rejections_total} refusals, {stats.engine_restarts_total} engine restarts",
     }
+    if stats.HasField("tiers"):
+        rows["cache tiers"] = _tiers_row(stats.tiers)
+    return rows
+
+
+def _tiers_row(tiers: engine_admin_pb2.TierStats) -> str:
+    parts = [f"host {tiers.host_used_bytes / 1e6:.0f} of {tiers.host_capacity_bytes / 1e6:.0f} MB"]
+    if tiers.disk_capacity_bytes:
+        used, most = tiers.disk_used_bytes / 1e6, tiers.disk_capacity_bytes / 1e6
+        parts.append(f"disk {used:.0f} of {most:.0f} MB")
+    parts.append(f"{tiers.loaded_blocks_total} blocks loaded, {tiers.spilled_blocks_total} spilled")
+    parts.append(f"{tiers.lost_blocks_total + tiers.dropped_blocks_total} lost")
+    parts.append(f"{tiers.failures_total} failures")
+    return ", ".join(parts)

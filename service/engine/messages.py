@@ -228,6 +228,10 @@ class TierFigures(msgspec.Struct, array_like=True, frozen=True):
     loaded_blocks: int  # came back
     loads: int  # that are under way
     expired_loads: int  # given up at their deadline
+    disk_bytes: int  # in use; 0 without a disk tier
+    disk_capacity_bytes: int
+    dropped_blocks: int  # that disk and remote store did not take
+    failures: int  # of disk and remote store
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):

@@ -102,6 +102,8 @@ class SequenceTiers:
         if self._offload is None:
             return None
         stats = self._offload.stats()
+        disk = None if stats.disk is None else stats.disk.tier
+        below = [worker for worker in (stats.disk, stats.remote) if worker is not None]
         return TierFigures(
             host_bytes=stats.host.used_bytes or 0,
             host_capacity_bytes=stats.host.capacity_bytes or 0,
@@ -110,4 +112,8 @@ class SequenceTiers:
             loaded_blocks=stats.loaded_blocks,
             loads=stats.open_transfers,
             expired_loads=stats.ended_transfers.get(TransferState.EXPIRED, 0),
+            disk_bytes=0 if disk is None else disk.used_bytes or 0,
+            disk_capacity_bytes=0 if disk is None else disk.capacity_bytes or 0,
+            dropped_blocks=sum(worker.dropped_blocks for worker in below),
+            failures=sum(worker.failures for worker in below),
         )

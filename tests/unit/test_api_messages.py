@@ -14,7 +14,7 @@ from service.api.errors import FeatureDisabled, InvalidRequest
 from service.api.gen.plimsoll.v1 import common_pb2, engine_admin_pb2
 from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.api.stats import pressure_message, stats_message
-from service.engine.messages import FinishReason, TokenLogprob
+from service.engine.messages import FinishReason, TierFigures, TokenLogprob
 from service.front.events import Delta, Started
 from service.front.pressure import PressureLevel
 from service.front.state import FrontState
@@ -210,6 +210,36 @@ def test_blocks_add_up() -> None:
     assert (blocks.active, blocks.reserved, blocks.shared) == (7, 3, 1)
     assert blocks.free + blocks.cached + blocks.active + blocks.reserved == blocks.total
     assert blocks.bytes_per_block == 1024
+
+
+def test_kept_blocks_are_told() -> None:
+    front = FakeFront()
+    front.engine = msgspec.structs.replace(ENGINE_STATS, blocks_free=18, blocks_kept=2)
+    blocks = stats_message(front.stats(), 3.0).blocks
+    assert (blocks.free, blocks.kept) == (18, 2)
+
+
+def test_tiers_are_told_where_they_are() -> None:
+    front = FakeFront()
+    assert not stats_message(front.stats(), 3.0).HasField("tiers")
+    front.engine = msgspec.structs.replace(
+        ENGINE_STATS, trims=3, swaps=2, tiers=TierFigures(*range(1, 12))
+    )
+    answer = stats_message(front.stats(), 3.0)
+    assert (answer.trims_total, answer.swaps_total) == (3, 2)
+    assert answer.tiers == engine_admin_pb2.TierStats(
+        host_used_bytes=1,
+        host_capacity_bytes=2,
+        spilled_blocks_total=3,
+        lost_blocks_total=4,
+        loaded_blocks_total=5,
+        open_loads=6,
+        expired_loads_total=7,
+        disk_used_bytes=8,
+        disk_capacity_bytes=9,
+        dropped_blocks_total=10,
+        failures_total=11,
+    )
 
 
 def test_statistics_have_every_field() -> None:

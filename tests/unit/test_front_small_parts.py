@@ -13,7 +13,13 @@ from front_fakes import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.messages import EngineStats, Finished, FinishReason, SamplingParams
+from service.engine.messages import (
+    EngineStats,
+    Finished,
+    FinishReason,
+    SamplingParams,
+    TierFigures,
+)
 from service.engine.messages import SequenceSpec as Spec
 from service.front.accounting import Account
 from service.front.call import GenerationCall, candidate_seed, sequence_specs
@@ -32,10 +38,9 @@ def spec(sequence_id: int) -> Spec:
     return Spec(sequence_id, [1, 2, 3], [], SamplingParams(seed=9), max_tokens=5)
 
 
-def stats(**changes: int) -> EngineStats:
-    names = [f for f in EngineStats.__struct_fields__ if not f.endswith("seconds")]
-    zeros: dict[str, float] = dict.fromkeys(names, 0)
-    return EngineStats(**{**zeros, **changes}, step_seconds=0.0, last_step_seconds=0.0)  # type: ignore[arg-type]
+def stats(**changes: Any) -> EngineStats:
+    names = EngineStats.__struct_fields__[: -len(EngineStats.__struct_defaults__)]
+    return EngineStats(**{**dict.fromkeys(names, 0), **changes})
 
 
 def test_journal_resubmits_what_was_received() -> None:
@@ -178,6 +183,34 @@ def test_engine_counters_go_on_and_gauges_start_again() -> None:
     now = totals.current()
     assert now is not None
     assert (now.steps, now.decode_tokens, now.blocks_held) == (7, 8, 3)
+
+
+def test_counters_of_tiers_go_on_and_what_is_on_disk_stays() -> None:
+    tiers = TierFigures(
+        host_bytes=10,
+        host_capacity_bytes=20,
+        spilled_blocks=1,
+        lost_blocks=2,
+        loaded_blocks=3,
+        loads=4,
+        expired_loads=5,
+        disk_bytes=30,
+        disk_capacity_bytes=40,
+        dropped_blocks=6,
+        failures=7,
+    )
+    totals = EngineTotals()
+    totals.update(stats(trims=2, swaps=1, blocks_kept=3, tiers=tiers))
+    totals.engine_lost()
+    between = totals.current()
+    assert between is not None
+    assert (between.trims, between.swaps, between.blocks_kept) == (2, 1, 0)
+    assert between.tiers == msgspec.structs.replace(tiers, host_bytes=0, loads=0)
+    totals.update(stats(trims=1, tiers=tiers))
+    now = totals.current()
+    assert now is not None
+    assert now.trims == 3
+    assert now.tiers == TierFigures(10, 20, 2, 4, 6, 4, 10, 30, 40, 12, 14)
 
 
 def test_retry_hint_follows_the_queue() -> None:

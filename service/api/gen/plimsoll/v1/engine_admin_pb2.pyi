@@ -87,7 +87,7 @@ Global___ShrinkPolicy: _TypeAlias = ShrinkPolicy  # noqa: Y015
 
 @_typing.final
 class BlockStats(_message.Message):
-    """Block accounting. free + cached + active + reserved = total, always."""
+    """Block accounting. free + cached + active + reserved + kept = total, always."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -99,6 +99,7 @@ class BlockStats(_message.Message):
     SHARED_FIELD_NUMBER: _builtins.int
     BYTES_PER_BLOCK_FIELD_NUMBER: _builtins.int
     MAX_TOTAL_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     total: _builtins.int
     """Blocks in the pool."""
     free: _builtins.int
@@ -115,6 +116,10 @@ class BlockStats(_message.Message):
     """Bytes per block over all layers."""
     max_total: _builtins.int
     """Blocks which the pool can grow to without a restart (kv_memory_max_bytes)."""
+    kept: _builtins.int
+    """Blocks which no request uses and which are not evictable: kept for
+    preempted candidates, or being filled from a cache tier.
+    """
     def __init__(
         self,
         *,
@@ -126,14 +131,81 @@ class BlockStats(_message.Message):
         shared: _builtins.int = ...,
         bytes_per_block: _builtins.int = ...,
         max_total: _builtins.int = ...,
+        kept: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "bytes_per_block", b"bytes_per_block", "cached", b"cached", "free", b"free", "max_total", b"max_total", "reserved", b"reserved", "shared", b"shared", "total", b"total"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["active", b"active", "bytes_per_block", b"bytes_per_block", "cached", b"cached", "free", b"free", "kept", b"kept", "max_total", b"max_total", "reserved", b"reserved", "shared", b"shared", "total", b"total"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlockStats: _TypeAlias = BlockStats  # noqa: Y015
+
+@_typing.final
+class TierStats(_message.Message):
+    """The tiers below the pool together. Blocks go from the pool to the host, and
+    from there to disk and remote store; counters count since the start.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HOST_USED_BYTES_FIELD_NUMBER: _builtins.int
+    HOST_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_USED_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_CAPACITY_BYTES_FIELD_NUMBER: _builtins.int
+    SPILLED_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
+    LOST_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
+    LOADED_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
+    OPEN_LOADS_FIELD_NUMBER: _builtins.int
+    EXPIRED_LOADS_TOTAL_FIELD_NUMBER: _builtins.int
+    DROPPED_BLOCKS_TOTAL_FIELD_NUMBER: _builtins.int
+    FAILURES_TOTAL_FIELD_NUMBER: _builtins.int
+    host_used_bytes: _builtins.int
+    """Host memory in use."""
+    host_capacity_bytes: _builtins.int
+    """Host memory given to the tier: host_cache_bytes, or less on a machine
+    which has less.
+    """
+    disk_used_bytes: _builtins.int
+    """Disk space in use; 0 without a disk tier."""
+    disk_capacity_bytes: _builtins.int
+    """Most of it (disk_cache_bytes); 0 without a disk tier."""
+    spilled_blocks_total: _builtins.int
+    """Blocks which left the pool for the host."""
+    lost_blocks_total: _builtins.int
+    """Blocks which left the pool while the host had no room."""
+    loaded_blocks_total: _builtins.int
+    """Blocks which came back into the pool."""
+    open_loads: _builtins.int
+    """Loads under way."""
+    expired_loads_total: _builtins.int
+    """Loads given up at their deadline (tier_timeout_seconds)."""
+    dropped_blocks_total: _builtins.int
+    """Blocks which disk or remote store did not take: too slow, full or failing."""
+    failures_total: _builtins.int
+    """Failed calls of disk and remote store."""
+    def __init__(
+        self,
+        *,
+        host_used_bytes: _builtins.int = ...,
+        host_capacity_bytes: _builtins.int = ...,
+        disk_used_bytes: _builtins.int = ...,
+        disk_capacity_bytes: _builtins.int = ...,
+        spilled_blocks_total: _builtins.int = ...,
+        lost_blocks_total: _builtins.int = ...,
+        loaded_blocks_total: _builtins.int = ...,
+        open_loads: _builtins.int = ...,
+        expired_loads_total: _builtins.int = ...,
+        dropped_blocks_total: _builtins.int = ...,
+        failures_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["disk_capacity_bytes", b"disk_capacity_bytes", "disk_used_bytes", b"disk_used_bytes", "dropped_blocks_total", b"dropped_blocks_total", "expired_loads_total", b"expired_loads_total", "failures_total", b"failures_total", "host_capacity_bytes", b"host_capacity_bytes", "host_used_bytes", b"host_used_bytes", "loaded_blocks_total", b"loaded_blocks_total", "lost_blocks_total", b"lost_blocks_total", "open_loads", b"open_loads", "spilled_blocks_total", b"spilled_blocks_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TierStats: _TypeAlias = TierStats  # noqa: Y015
 
 @_typing.final
 class GetStatsRequest(_message.Message):
@@ -176,6 +248,9 @@ class GetStatsResponse(_message.Message):
     SINCE_LAST_STEP_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     ENGINE_RESTARTS_TOTAL_FIELD_NUMBER: _builtins.int
+    TRIMS_TOTAL_FIELD_NUMBER: _builtins.int
+    SWAPS_TOTAL_FIELD_NUMBER: _builtins.int
+    TIERS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     """Requests which entered the batch and have not ended."""
     waiting_requests: _builtins.int
@@ -204,6 +279,10 @@ class GetStatsResponse(_message.Message):
     """Whether a drain is on."""
     engine_restarts_total: _builtins.int
     """Engine processes started after the first one."""
+    trims_total: _builtins.int
+    """Preemptions which took only the last blocks of a candidate."""
+    swaps_total: _builtins.int
+    """Preemptions whose blocks were copied to the host."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was taken."""
@@ -219,6 +298,10 @@ class GetStatsResponse(_message.Message):
     @_builtins.property
     def since_last_step(self) -> _duration_pb2.Duration:
         """Age of the last finished step; the liveness signal."""
+
+    @_builtins.property
+    def tiers(self) -> Global___TierStats:
+        """Cache tiers; unset where they are off."""
 
     def __init__(
         self,
@@ -241,10 +324,13 @@ class GetStatsResponse(_message.Message):
         since_last_step: _duration_pb2.Duration | None = ...,
         draining: _builtins.bool = ...,
         engine_restarts_total: _builtins.int = ...,
+        trims_total: _builtins.int = ...,
+        swaps_total: _builtins.int = ...,
+        tiers: Global___TierStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "since_last_step", b"since_last_step", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "since_last_step", b"since_last_step", "step_time", b"step_time", "tiers", b"tiers", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "completion_tokens_total", b"completion_tokens_total", "draining", b"draining", "engine_restarts_total", b"engine_restarts_total", "evictions_total", b"evictions_total", "preempted_candidates", b"preempted_candidates", "preemptions_total", b"preemptions_total", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_lookup_tokens_total", b"prefix_lookup_tokens_total", "pressure", b"pressure", "rejections_total", b"rejections_total", "running_requests", b"running_requests", "since_last_step", b"since_last_step", "slow_streams", b"slow_streams", "step_time", b"step_time", "steps_total", b"steps_total", "time", b"time", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "completion_tokens_total", b"completion_tokens_total", "draining", b"draining", "engine_restarts_total", b"engine_restarts_total", "evictions_total", b"evictions_total", "preempted_candidates", b"preempted_candidates", "preemptions_total", b"preemptions_total", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_lookup_tokens_total", b"prefix_lookup_tokens_total", "pressure", b"pressure", "rejections_total", b"rejections_total", "running_requests", b"running_requests", "since_last_step", b"since_last_step", "slow_streams", b"slow_streams", "step_time", b"step_time", "steps_total", b"steps_total", "swaps_total", b"swaps_total", "tiers", b"tiers", "time", b"time", "trims_total", b"trims_total", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
