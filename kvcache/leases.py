@@ -21,6 +21,8 @@ from kvcache.errors import InvalidArgumentError
 from kvcache.holders import Holders
 from kvcache.room import Room
 
+_FEW = 64  # deadlines that are not worth tidying up
+
 _Table = Callable[[], NDArray[np.int32]]
 
 
@@ -88,7 +90,7 @@ class Leases:
         self._room = room
         self._clock = clock
         self._kinds: dict[int, HolderKind] = {}
-        self._deadlines: list[tuple[float, int]] = []  # a heap; ids that have ended stay in it
+        self._deadlines: list[tuple[float, int]] = []  # a heap; most ids in it have not ended
         self.expired = dict.fromkeys((HolderKind.PIN, HolderKind.LOAD, HolderKind.STORE), 0)
         self.late_completions = 0
 
@@ -136,6 +138,10 @@ class Leases:
         if self._kinds.get(lease_id) is not HolderKind.LOAD:
             self.late_completions += 1
             return False
+        lease_tokens = self._core.num_tokens(lease_id)
+        if not 0 <= loaded_tokens <= lease_tokens:
+            limit = f"from 0 to {lease_tokens} (the tokens of the lease)"
+            raise InvalidArgumentError("loaded_tokens", loaded_tokens, limit)
         if loaded_tokens > self._core.computed_tokens(lease_id):
             self._core.commit(lease_id, loaded_tokens)
         return self.end(lease_id, HolderKind.LOAD)
@@ -145,6 +151,7 @@ class Leases:
         if self._kinds.get(holder_id) not in kinds:
             return False
         del self._kinds[holder_id]
+        self._forget_deadlines()
         return self._core.release(holder_id)
 
     def expire(self) -> int:
@@ -174,6 +181,12 @@ class Leases:
     def _add(self, holder_id: int, kind: HolderKind, expires_at_seconds: float) -> None:
         self._kinds[holder_id] = kind
         heapq.heappush(self._deadlines, (expires_at_seconds, holder_id))
+
+    def _forget_deadlines(self) -> None:
+        """Drops those of ended holders once they are most; a pin for a day may end at once."""
+        if len(self._deadlines) > max(_FEW, 2 * len(self._kinds)):
+            self._deadlines = [entry for entry in self._deadlines if entry[1] in self._kinds]
+            heapq.heapify(self._deadlines)
 
     def _table_of(self, holder_id: int) -> _Table:
         return lambda: np.frombuffer(self._core.block_table(holder_id), np.int32)

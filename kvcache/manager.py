@@ -192,6 +192,8 @@ class CacheManager:
 
         Answers 0, or the number of blocks missing; then nothing has changed.
         """
+        if sequence_id not in self._live:  # the core would let a pin grow
+            raise UnknownSequenceError(sequence_id)
         is_counted = self._tenants.are_many and self._is_full(sequence_id)
         short = 1 if is_counted else self._core.append(sequence_id, token_id)
         if short:
@@ -208,6 +210,8 @@ class CacheManager:
         a block of the same tokens already, the sequence's table is rewritten to that block
         and its own copy is freed: read the table after every commit.
         """
+        if sequence_id not in self._live:
+            raise UnknownSequenceError(sequence_id)
         self._core.commit(sequence_id, computed_tokens)
         if self._feed.has_listeners:
             self._feed.tell()

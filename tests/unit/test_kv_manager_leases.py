@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from kv_cores import NewManager
 from kv_manager_driver import BLUE, RED, Clock, begin, request, run, serve, tokens
 
-from kvcache import Fits, NotNow
+from kvcache import Fits, NotNow, leases
 from kvcache.errors import InvalidArgumentError, UnknownSequenceError
 
 # --- pins ---
@@ -92,6 +94,23 @@ def test_expiring_ends_each_hold_once_and_only_when_it_is_due(new_manager: NewMa
     assert manager.stats().expired_pins == 3
 
 
+def test_holds_that_end_long_before_their_deadline_take_no_memory(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4)
+    serve(manager, request(1, range(8)))
+    kept = [manager.pin(RED, tokens(range(8)), 10) for _ in range(40)]
+
+    tracemalloc.start()
+    try:
+        for _ in range(2000):
+            assert manager.unpin(manager.pin(RED, tokens(range(8)), 86_400).pin_id)
+        taken = tracemalloc.take_snapshot()
+    finally:
+        tracemalloc.stop()
+    of_leases = taken.filter_traces([tracemalloc.Filter(True, leases.__file__)])
+    assert sum(trace.size for trace in of_leases.traces) < 16_000
+    assert all(manager.unpin(pin.pin_id) for pin in kept)
+
+
 def test_a_lease_is_no_sequence(new_manager: NewManager) -> None:
     manager = new_manager(9, 4)
     serve(manager, request(1, range(8)))
@@ -102,6 +121,13 @@ def test_a_lease_is_no_sequence(new_manager: NewManager) -> None:
         manager.preempt(pin.pin_id)
     with pytest.raises(UnknownSequenceError):
         manager.fork(pin.pin_id, 5)
+    with pytest.raises(UnknownSequenceError):
+        manager.append(pin.pin_id, 8)
+    load = manager.begin_load(RED, tokens(range(12)), 10)
+    assert load is not None
+    with pytest.raises(UnknownSequenceError):
+        manager.commit(load.lease_id, 12)
+    assert manager.end_lease(load.lease_id)
     assert manager.stats().live_sequences == 0
     assert manager.admit(request(2, range(100, 130))).holders == ()  # type: ignore[union-attr]
 
@@ -209,8 +235,9 @@ def test_more_tokens_than_were_to_be_loaded_are_refused(new_manager: NewManager)
     manager = new_manager(9, 4)
     lease = manager.begin_load(RED, tokens(range(8)), seconds=10)
     assert lease is not None
-    with pytest.raises(InvalidArgumentError, match="computed_tokens is 9"):
-        manager.finish_load(lease.lease_id, loaded_tokens=9)
+    for loaded_tokens in (9, -1):
+        with pytest.raises(InvalidArgumentError, match=f"loaded_tokens is {loaded_tokens}"):
+            manager.finish_load(lease.lease_id, loaded_tokens)
     assert manager.finish_load(lease.lease_id, loaded_tokens=8)
 
 
