@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 from kv_tier_blocks import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, LAYOUT, contents
@@ -105,3 +106,18 @@ class Engine:
 def prompt(blocks: int, first_token: int = 0) -> Tokens:
     """A prompt of which so many whole blocks may be hit."""
     return np.arange(first_token, first_token + blocks * BLOCK_TOKENS + 1, dtype=np.int32)
+
+
+NewEngine = Callable[..., Engine]  # of the fixture: takes the options of Engine
+
+
+def fill_store(engine: Engine, tokens: Tokens) -> None:
+    """Has the blocks of a prompt in the store below and nowhere else."""
+    engine.run(tokens)
+    for _ in range(2):
+        engine.push_out()
+    for worker in engine.offload._below:
+        assert worker.flush(5)
+    keys = chain_keys(FINGERPRINT, b"", tokens, BLOCK_TOKENS)
+    assert engine.host.leading_hits(keys) == 0
+    assert engine.cached(tokens) == 0
