@@ -79,7 +79,7 @@ def judge(
                 floor = shares.get(other.tenant, NO_SHARE).floor_blocks
                 may_go = after.total(other.tenant) > floor
             assert not may_go or victim.lowest_level <= other.highest_level, (
-                "a higher level went before a lower one"
+                f"{victim} went before {other}"
             )
     for name, share in shares.items():
         if share.quota_blocks is not None and name == tenant and new_blocks:

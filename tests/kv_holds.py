@@ -87,6 +87,7 @@ class Operations(Sequences):
         new = lease.blocks.tolist()
         assert len(new) == new_blocks
         assert not set(new) & used, "a held block was given away"
+        self.begin_anew(new)
         hold = Hold(
             namespace,
             tuple(tokens[: (len(hits) + new_blocks) * self.size]),
@@ -149,6 +150,11 @@ class Operations(Sequences):
         self.now += seconds
         assert self.manager.expire() == self.lapse()
         self.settle()
+
+    def advance_unseen(self, seconds: float) -> None:
+        """Time passes, and nobody calls `expire`."""
+        self.now += seconds
+        self.look = self.look_at_cache(self.holders())  # levels may have ended
 
     def set_share(self, tenant: str, share: TenantShare) -> None:
         """Gives a tenant another floor and quota while requests run."""

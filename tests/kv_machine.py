@@ -22,6 +22,7 @@ BLOCK_TOKENS = st.one_of(st.sampled_from([1, 2, 3, 4, 5, 16]), st.integers(1, 25
 EIGHTHS = st.sampled_from([8, 8, 8, 4, 5, 1, 0])
 PICK = st.integers(0, 15)  # one of a list, modulo its length
 PIECES = st.lists(st.integers(0, 2), max_size=4)  # a block of equal tokens each
+RETENTION = st.sampled_from([0, 0, 1, 7])
 SECONDS = st.integers(1, 4)
 THEN = st.sampled_from(["serve", "run", "run", "start", "expect", "expect", "admit", "wait"])
 
@@ -110,7 +111,7 @@ class EverythingMachine(RuleBasedStateMachine):
         use_cache=st.sampled_from([True, True, True, False]),
         publish=st.sampled_from([True, True, True, False]),
         headroom=st.sampled_from([0, 0, 1, 2]),
-        retention=st.sampled_from([0, 0, 1, 7]),
+        retention=RETENTION,
         then=THEN,
     )
     def arrive(
@@ -136,22 +137,24 @@ class EverythingMachine(RuleBasedStateMachine):
         )
         self.ask(mirror, then)
 
-    @rule(like=PICK, eighths=EIGHTHS, pieces=PIECES, tail=PICK, then=THEN)
+    @rule(like=PICK, eighths=EIGHTHS, pieces=PIECES, tail=PICK, retention=RETENTION, then=THEN)
     def arrive_alike(
-        self, like: int, eighths: int, pieces: list[int], tail: int, then: str
+        self, like: int, eighths: int, pieces: list[int], tail: int, retention: int, then: str
     ) -> None:
         namespace, prompt = pick(self.prompts, like)
         tokens = prompt[: -(-len(prompt) * eighths // 8)] + self.tokens(pieces, tail) or [2]
-        self.ask(Mirror(self.next_id, namespace, tokens, TENANT_OF[namespace]), then)
+        self.ask(Mirror(self.next_id, namespace, tokens, TENANT_OF[namespace], retention), then)
 
     @rule(like=PICK, then=THEN)
     def arrive_again(self, like: int, then: str) -> None:
         namespace, prompt = pick(self.prompts, like)
         self.ask(Mirror(self.next_id, namespace, prompt.copy(), TENANT_OF[namespace]), then)
 
-    @rule(like=PICK, eighths=EIGHTHS, pieces=PIECES, tail=PICK)
-    def serve_alike(self, like: int, eighths: int, pieces: list[int], tail: int) -> None:
-        self.arrive_alike(like, eighths, pieces, tail, "serve")
+    @rule(like=PICK, eighths=EIGHTHS, pieces=PIECES, tail=PICK, retention=RETENTION)
+    def serve_alike(
+        self, like: int, eighths: int, pieces: list[int], tail: int, retention: int
+    ) -> None:
+        self.arrive_alike(like, eighths, pieces, tail, retention, "serve")
 
     @rule(like=PICK)
     def serve_again(self, like: int) -> None:
@@ -366,7 +369,7 @@ class EverythingMachine(RuleBasedStateMachine):
         if is_seen:
             self.world.advance(seconds)
         else:
-            self.world.now += seconds
+            self.world.advance_unseen(seconds)
 
     # --- the whole ---
 

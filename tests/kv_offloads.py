@@ -49,6 +49,7 @@ class TieredOperations(Operations):
         self.transfers.append(transfer)
         assert lease.first_block_index == len(hits)
         new = lease.blocks.tolist()
+        self.begin_anew(new)
         hold = Hold(
             namespace,
             tuple(tokens[: (len(hits) + len(new)) * self.size]),

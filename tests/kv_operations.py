@@ -93,6 +93,7 @@ class Sequences(World):
         table = self.manager.block_table(mirror.sequence_id).tolist()
         assert table[: len(hits)] == hits
         assert not used & set(table[len(hits) :]), "a held block was given away"
+        self.begin_anew(table[len(hits) :])
         mirror.computed = cached
         mirror.digests = digests_of(mirror.tokens, self.index.root(mirror.namespace))
         self.live[mirror.sequence_id] = mirror
@@ -117,6 +118,8 @@ class Sequences(World):
         if not short:
             mirror.add(token)
         if needs_block:
+            if not short:
+                self.begin_anew(self.manager.block_table(mirror.sequence_id)[-1:].tolist())
             self.settle(new_blocks=1 - short, tenant=mirror.tenant)
         return not short
 
@@ -162,6 +165,7 @@ class Sequences(World):
             digests=parent.digests.copy(),
         )
         self.live[child_id] = child
+        self.begin_anew(self.manager.block_table(child_id)[parent.computed // self.size :].tolist())
         self.forks += 1
         self.settle(new_blocks=own_blocks, tenant=parent.tenant)
         shared = parent.computed // self.size

@@ -315,6 +315,11 @@ class World:
         has_more = self.look.total(owner) > self.shares.get(owner, NO_SHARE).floor_blocks
         return False if has_more else None
 
+    def begin_anew(self, blocks: list[int]) -> None:
+        """Blocks were allocated: whatever level they had is over."""
+        for block in blocks:
+            self.levels.pop(block, None)
+
     def note_levels(self, holders: dict[int, list[str]]) -> None:
         """A block has the highest level of the sequences that held it since it was allocated."""
         for block in range(1, self.usable + 1):

@@ -242,6 +242,15 @@ def test_a_higher_level_outlasts_recency(core: CoreChoice) -> None:
     assert found(scene, letters("ab")) == 8
 
 
+def test_a_hit_of_a_higher_level_raises_that_of_the_block(core: CoreChoice) -> None:
+    scene = Scene(8, 4, core=core)
+    scene.serve(letters("ab"))
+    scene.serve([*letters("ab"), 1], retention=3)
+    for number in range(12):
+        scene.serve([number] * 8)
+    assert found(scene, letters("ab")) == 8
+
+
 def test_a_level_ends_with_its_time_to_live_and_not_before(core: CoreChoice) -> None:
     scene = Scene(8, 4, core=core, retention_ttl_seconds=(0.0, *[60.0] * 7))
     scene.serve(letters("ab"), retention=3)
