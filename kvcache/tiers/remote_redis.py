@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, cast
 
 from kvcache.errors import InvalidArgumentError
 from kvcache.tiers.entry import BadEntryError, Buffer, EntryFault, encode_head, verify_whole
-from kvcache.tiers.keys import BlockKey, namespace_digest
+from kvcache.tiers.keys import BlockKey, namespace_digest, require_fingerprint
 from kvcache.tiers.tier import TierError, TierStats
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class RedisTier:
     How much the server keeps is its own setting (`maxmemory` with an LRU policy). The client
     never retries: a failed call is a TierError after at most `timeout_seconds`, and whoever
     calls decides when to try again. Connections are made when first needed. Raises TierError
-    if the package `redis` is missing (the extra `redis` brings it).
+    for a `url` that is none, and if the package `redis` is missing (the extra `redis` brings it).
     """
 
     name = "redis"
@@ -61,18 +61,21 @@ class RedisTier:
             raise InvalidArgumentError("ttl_seconds", ttl_seconds, "at least 1")
         if not timeout_seconds > 0:
             raise InvalidArgumentError("timeout_seconds", timeout_seconds, "above 0")
+        self._fingerprint = require_fingerprint(fingerprint)
         try:
             import redis
         except ImportError as error:
             reason = "needs the Python package redis: install plimsoll[redis]"
             raise TierError(self.name, reason) from error
-        self._client: redis.Redis = redis.Redis.from_url(
-            url,
-            socket_timeout=timeout_seconds,
-            socket_connect_timeout=timeout_seconds,
-        )
+        try:
+            self._client: redis.Redis = redis.Redis.from_url(
+                url,
+                socket_timeout=timeout_seconds,
+                socket_connect_timeout=timeout_seconds,
+            )
+        except ValueError as error:  # says what is wrong without the password in the URL
+            raise TierError(self.name, str(error)) from error
         self._failure: type[Exception] = redis.RedisError
-        self._fingerprint = fingerprint
         self._root = f"{prefix}:{fingerprint.hex()}".encode()
         self._ttl_seconds = ttl_seconds
         self._random_bytes = random_bytes

@@ -23,7 +23,7 @@ from service.config.tenants import parse_tenant_shares
 from service.engine.errors import StartError
 from service.engine.tenancy import shares_in_blocks
 
-_SPARE_BYTES = 512 * MIB  # of the host's memory, for what else the process will need
+_SPARE_BYTES = 512 * MIB  # of the host's memory, for what the process needs beside the pool
 _REMOTE_SECONDS = 7 * 86_400  # how long a remote store keeps a block that nobody asks for
 
 
@@ -59,12 +59,19 @@ def make_offload(
 ) -> Offload | None:
     """The tiers, or None where they are off or the host has no memory for one block.
 
-    Raises StartError when a tier cannot be opened.
+    Raises StartError when a tier cannot be opened, and for a host tier of less than a block.
     """
     block_bytes = fingerprint.layout.block_bytes
-    if settings.host_cache_bytes == 0:
+    wanted_bytes = settings.host_cache_bytes
+    if wanted_bytes == 0:
         return None
-    host_bytes = affordable_bytes(settings.host_cache_bytes, _SPARE_BYTES, available_memory_bytes())
+    if wanted_bytes < block_bytes:
+        raise StartError(
+            f"host_cache_bytes = {wanted_bytes}: a block of this model takes {block_bytes} bytes"
+        )
+    # The pool takes its pages when they are first written: they are still among the free ones.
+    pool_bytes = (manager.usable_blocks + 1) * block_bytes
+    host_bytes = affordable_bytes(wanted_bytes, _SPARE_BYTES + pool_bytes, available_memory_bytes())
     if host_bytes < block_bytes:
         return None
     try:

@@ -12,6 +12,7 @@ from kvcache import AdmissionRequest, Arena, CacheManager, Fits, KVDtype, KVLayo
 from kvcache.memory import ArenaMemory
 from kvcache.tiers import Fingerprint
 from service.config import EngineSettings
+from service.config.about import MIB
 from service.config.tenants import TenantPercent
 from service.engine.build import weights_identity
 from service.engine.caching import make_manager, make_offload
@@ -34,11 +35,33 @@ def manager_of(settings: EngineSettings, memory: ArenaMemory) -> CacheManager:
     return make_manager(settings, 9, memory)
 
 
-def test_tiers_are_off_unless_the_host_has_room_for_a_block(memory: ArenaMemory) -> None:
-    for host_cache_bytes in (0, LAYOUT.block_bytes - 1):
-        settings = EngineSettings(host_cache_bytes=host_cache_bytes)
-        manager = manager_of(settings, memory)
-        assert make_offload(settings, manager, memory, FINGERPRINT) is None
+def test_tiers_are_off_without_a_host_tier(memory: ArenaMemory) -> None:
+    settings = EngineSettings(host_cache_bytes=0)
+    assert make_offload(settings, manager_of(settings, memory), memory, FINGERPRINT) is None
+
+
+def test_a_host_tier_of_less_than_a_block_is_a_failed_start(memory: ArenaMemory) -> None:
+    settings = EngineSettings(host_cache_bytes=LAYOUT.block_bytes - 1)
+    said = rf"host_cache_bytes = {LAYOUT.block_bytes - 1}: .* {LAYOUT.block_bytes} bytes"
+    with pytest.raises(StartError, match=said):
+        make_offload(settings, manager_of(settings, memory), memory, FINGERPRINT)
+
+
+@pytest.mark.parametrize(("affordable_blocks", "host_blocks"), [(-1, 0), (0, 0), (3, 3), (7, 5)])
+def test_the_host_tier_leaves_memory_for_the_pool_which_has_not_taken_its_own(
+    memory: ArenaMemory,
+    monkeypatch: pytest.MonkeyPatch,
+    affordable_blocks: int,
+    host_blocks: int,
+) -> None:
+    pool_blocks = 9
+    available_bytes = 512 * MIB + (pool_blocks + affordable_blocks) * LAYOUT.block_bytes
+    monkeypatch.setattr("service.engine.caching.available_memory_bytes", lambda: available_bytes)
+    settings = EngineSettings(host_cache_bytes=5 * LAYOUT.block_bytes)
+    offload = make_offload(settings, manager_of(settings, memory), memory, FINGERPRINT)
+    assert (0 if offload is None else offload.host_room_blocks) == host_blocks
+    if offload is not None:
+        offload.close()
 
 
 def test_a_folder_that_cannot_be_used_is_a_failed_start(
@@ -49,6 +72,15 @@ def test_a_folder_that_cannot_be_used_is_a_failed_start(
     settings = EngineSettings(host_cache_bytes=1 << 20, disk_cache_folder=str(file))
     with pytest.raises(StartError, match=r"disk tier: .*file"):
         make_offload(settings, manager_of(settings, memory), memory, FINGERPRINT)
+
+
+@pytest.mark.parametrize("url", ["http://host", "redis://user:secret@host:port/0"])
+def test_a_remote_url_that_is_none_is_a_failed_start(memory: ArenaMemory, url: str) -> None:
+    pytest.importorskip("redis")
+    settings = EngineSettings(host_cache_bytes=1 << 20, remote_cache_url=url)
+    with pytest.raises(StartError, match="redis tier: ") as caught:
+        make_offload(settings, manager_of(settings, memory), memory, FINGERPRINT)
+    assert "secret" not in str(caught.value)
 
 
 def test_retention_of_priorities_ends(memory: ArenaMemory) -> None:
