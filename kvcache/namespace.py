@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+
+def framed(fields: Iterable[bytes]) -> bytes:
+    """Joins fields so that no two different lists of them give the same bytes."""
+    return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+
 
 def namespace_key(
     *, tenant: str = "", salt: str = "", adapter: str = "", fingerprint: str = ""
@@ -12,5 +19,4 @@ def namespace_key(
     an adapter cannot be named so that it poses as a salt. `fingerprint` identifies weights,
     RoPE settings and KV dtype, whatever makes the same tokens give another KV.
     """
-    encoded = [field.encode() for field in (tenant, salt, adapter, fingerprint)]
-    return b"".join(len(field).to_bytes(4, "little") + field for field in encoded)
+    return framed(field.encode() for field in (tenant, salt, adapter, fingerprint))

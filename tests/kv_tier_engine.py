@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from kv_tier_blocks import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, LAYOUT, contents
 from kv_tier_fakes import Clock, until
 from numpy.typing import NDArray
 
-from kvcache import AdmissionRequest, Arena, CacheManager, Fits
+from kvcache import AdmissionRequest, Arena, CacheManager, Fits, TenantShare
 from kvcache.memory import ArenaMemory
 from kvcache.tiers import (
     HostTier,
@@ -40,11 +41,14 @@ class Engine:
         remote: Tier | None = None,
         limits: LoadLimits = LIMITS,
         num_blocks: int = DEVICE_BLOCKS + 1,
+        tenants: Mapping[str, TenantShare] = MappingProxyType({}),
     ) -> None:
         self.clock = clock
         self.arena = Arena(LAYOUT, num_blocks)
         self.memory = ArenaMemory(self.arena)
-        self.manager = CacheManager(num_blocks, BLOCK_TOKENS, memory=self.memory, clock=clock)
+        self.manager = CacheManager(
+            num_blocks, BLOCK_TOKENS, memory=self.memory, clock=clock, tenants=tenants
+        )
         self.host = HostTier(BLOCK_BYTES, host_blocks * BLOCK_BYTES)
         self.offload = Offload(
             self.manager,

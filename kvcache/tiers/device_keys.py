@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvcache.tiers.keys import ROOT, BlockKey, chain_keys
+from kvcache.tiers.keys import ROOT, BlockKey, chain_keys, require_fingerprint
 from kvcache.tokens import token_array
 
 
@@ -12,7 +12,7 @@ class DeviceKeys:
     """The key of every block in the index of a manager, kept by the events of that index."""
 
     def __init__(self, fingerprint: bytes, block_tokens: int) -> None:
-        self._fingerprint = fingerprint
+        self._fingerprint = require_fingerprint(fingerprint)
         self._block_tokens = block_tokens
         self._keys: dict[int, BlockKey] = {}
 
@@ -48,10 +48,9 @@ class DeviceKeys:
         self._keys = {b: key for b, key in self._keys.items() if key.namespace != namespace}
 
     def moved(self, moves: Sequence[tuple[int, int]]) -> None:
-        """Follows blocks to their new ids."""
-        for source, destination in moves:
-            if source in self._keys:
-                self._keys[destination] = self._keys.pop(source)
+        """Follows blocks to their new ids; each stays behind the block that it continues."""
+        destinations = dict(moves)
+        self._keys = {destinations.get(b, b): key for b, key in self._keys.items()}
 
     def of(self, blocks: Sequence[int]) -> list[BlockKey] | None:
         """The keys of these blocks, or None if one of them is not in the index."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from kvcache.errors import InvalidArgumentError
 from kvcache.tiers.disk_files import BlockFile, block_files, own, room_bytes, write_all
 from kvcache.tiers.entry import BadEntryError, Buffer, EntryFault, encode_head, head_bytes, verify
-from kvcache.tiers.keys import BlockKey, namespace_digest
+from kvcache.tiers.keys import BlockKey, namespace_digest, require_fingerprint
 from kvcache.tiers.tier import TierError, TierStats
 
 _LOCK, _INCOMING, _DROPPED = ".plimsoll-lock", ".plimsoll-incoming", ".plimsoll-dropped"
@@ -47,7 +47,7 @@ class DiskTier:
         if capacity_bytes < 1:
             raise InvalidArgumentError("capacity_bytes", capacity_bytes, "at least 1")
         self._root = root
-        self._fingerprint = fingerprint
+        self._fingerprint = require_fingerprint(fingerprint)
         self._capacity_bytes = capacity_bytes
         self._lock = threading.Lock()  # around the index, never around reads or writes of blocks
         self._serial = itertools.count()

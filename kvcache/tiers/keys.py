@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache.errors import InvalidArgumentError
 from kvcache.layout import KVLayout
+from kvcache.namespace import framed
 
 FORMAT_VERSION = 1  # of keys and entries: whoever changes either counts it up
 
@@ -53,9 +54,15 @@ class BlockKey(NamedTuple):
     tokens: bytes  # of this block, little-endian int32
 
 
-def framed(fields: Iterable[bytes]) -> bytes:
-    """Joins fields so that no two different lists of them give the same bytes."""
-    return b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+def require_fingerprint(digest: bytes) -> bytes:
+    """The digest of a Fingerprint; raises InvalidArgumentError for what cannot be one.
+
+    Entries have room for just that. A shorter one would never match what was written for it.
+    """
+    if len(digest) != DIGEST_BYTES:
+        limit = f"{DIGEST_BYTES} bytes (the digest of a Fingerprint)"
+        raise InvalidArgumentError("fingerprint", f"{len(digest)} bytes", limit)
+    return digest
 
 
 def namespace_digest(namespace: bytes) -> bytes:

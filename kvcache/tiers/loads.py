@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache.errors import InvalidArgumentError, UnknownSequenceError
+from kvcache.leases import LoadLease
 from kvcache.manager import CacheManager
 from kvcache.memory import BlockMemory
 from kvcache.rates import RateMeter
@@ -35,8 +37,8 @@ class LoadLimits:
             if getattr(self, name) < 1:
                 raise InvalidArgumentError(name, getattr(self, name), "at least 1")
         for name in ("lease_seconds", "probe_seconds"):
-            if not getattr(self, name) > 0:
-                raise InvalidArgumentError(name, getattr(self, name), "above 0")
+            if not 0 < getattr(self, name) < math.inf:
+                raise InvalidArgumentError(name, getattr(self, name), "a finite number above 0")
 
 
 class Loads:
@@ -164,17 +166,21 @@ class Loads:
         if end - hits < self._limits.min_blocks:
             self._end(transfer, TransferState.MISSED)
             return
-        lease = self._manager.begin_load(
-            transfer.namespace,
-            transfer.token_ids[: end * size],
-            self._limits.lease_seconds,
-            transfer.tenant,
-        )
-        if lease is None:
+        transfer.lease = self._lease(transfer, end * size)
+        if transfer.lease is None:
             self._end(transfer, TransferState.MISSED)
             return
-        transfer.lease = lease
         transfer.state = TransferState.LOADING
+
+    def _lease(self, transfer: Transfer, tokens: int) -> LoadLease | None:
+        namespace, prefix = transfer.namespace, transfer.token_ids[:tokens]
+        seconds = self._limits.lease_seconds
+        try:
+            return self._manager.begin_load(namespace, prefix, seconds, transfer.tenant)
+        except InvalidArgumentError:
+            # The namespace has become another tenant's since: whoever waits is refused when it
+            # is admitted, and nobody else has to know.
+            return None
 
     def _collect(self, transfer: Transfer, start: int, remote: range) -> int:
         """Takes hold of the blocks from `start` on; answers where they end."""

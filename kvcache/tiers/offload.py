@@ -58,7 +58,8 @@ class Offload:
 
     Belongs to the thread of the engine, which asks `disk` what it has: a tier that knows that
     without waiting for anybody. `remote` is asked by a thread. `clock` is that of the manager:
-    the deadlines of its leases are compared with it. Registers itself as a listener of the
+    the deadlines of its leases are compared with it. `queue_bytes` bounds what waits in front
+    of each of the two; 0 lets nothing through. Registers itself as a listener of the
     manager, whose index may have blocks already. The tiers are closed by `close`.
     """
 
@@ -79,12 +80,12 @@ class Offload:
         self._memory = memory
         self._host = host
         self._clock = clock
+        self._keys = DeviceKeys(fingerprint, manager.block_tokens)
         self._disk, self._remote = (
             None if tier is None else TierWorker(tier, queue_bytes=queue_bytes, clock=clock)
             for tier in (disk, remote)
         )
         self._below = [worker for worker in (self._disk, self._remote) if worker is not None]
-        self._keys = DeviceKeys(fingerprint, manager.block_tokens)
         self._loads = Loads(
             manager,
             memory,
@@ -109,10 +110,11 @@ class Offload:
     ) -> Transfer | None:
         """Begins to load what the tiers have of a prompt beyond the hits of the device.
 
-        None when that is less than `min_blocks`, when the device has no room, or when too many
-        loads are open: go on without. Otherwise let the request wait until the transfer
-        `is_over`, and admit it then: what was loaded is cached. Requests for the same blocks
-        share a transfer. Call `cancel` for one that is aborted meanwhile.
+        None when that is less than `min_blocks`, when the device has no room or the namespace
+        is another tenant's, or when too many loads are open: go on without. Otherwise let the
+        request wait until the transfer `is_over`, and admit it then: what was loaded is cached.
+        Requests for the same blocks share a transfer. Call `cancel` for one that is aborted
+        meanwhile.
         """
         return self._loads.prefetch(namespace, token_ids, tenant)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from kvcache.errors import InvalidArgumentError
 from kvcache.rates import RateMeter
 from kvcache.tiers.breaker import Breaker
 from kvcache.tiers.keys import BlockKey
@@ -68,6 +69,10 @@ class TierWorker:
         breaker: Breaker | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if queue_bytes < 0:
+            raise InvalidArgumentError("queue_bytes", queue_bytes, "at least 0")
+        if readers < 1:
+            raise InvalidArgumentError("readers", readers, "at least 1")
         self.tier = tier
         self._queue_bytes = queue_bytes
         self._clock = clock

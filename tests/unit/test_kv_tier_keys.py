@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,11 @@ from hypothesis import strategies as st
 from kv_tier_blocks import BLOCK_TOKENS, FINGERPRINT, LAYOUT, keys_of
 
 from kvcache import KVDtype, namespace_key
-from kvcache.tiers import Fingerprint, chain_keys
-from kvcache.tiers.keys import ROOT, framed
+from kvcache.errors import InvalidArgumentError
+from kvcache.namespace import framed
+from kvcache.tiers import DiskTier, Fingerprint, RedisTier, chain_keys
+from kvcache.tiers.device_keys import DeviceKeys
+from kvcache.tiers.keys import ROOT
 
 
 def tokens(*ids: int) -> np.ndarray:
@@ -116,3 +120,26 @@ def test_one_block_of_eight_is_not_two_of_four() -> None:
 @given(st.lists(st.binary(max_size=6), max_size=4), st.lists(st.binary(max_size=6), max_size=4))
 def test_framing_is_one_to_one(left: list[bytes], right: list[bytes]) -> None:
     assert (framed(left) == framed(right)) == (left == right)
+
+
+def test_the_keys_of_a_device_stay_in_order_when_blocks_move() -> None:
+    keys = DeviceKeys(FINGERPRINT, BLOCK_TOKENS)
+    ids = tuple(range(3 * BLOCK_TOKENS))
+    keys.stored(b"", None, [7, 2, 9], ids)
+    before = [key for _, key in keys]
+    keys.moved([(7, 1), (8, 3), (9, 4)])
+    assert list(keys) == list(zip([1, 2, 4], before, strict=True)), "parents come first"
+    assert keys.of([4]) == before[2:]
+    assert keys.of([9]) is None
+
+
+@pytest.mark.parametrize("digest", [b"", FINGERPRINT[1:], FINGERPRINT + b"a"])
+def test_what_is_no_digest_of_a_fingerprint_is_refused(digest: bytes, tmp_path: Path) -> None:
+    for made in (
+        lambda: DiskTier(tmp_path / "tier", digest, 2**20),
+        lambda: RedisTier("redis://nowhere", digest, ttl_seconds=1),
+        lambda: DeviceKeys(digest, BLOCK_TOKENS),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"fingerprint is '{len(digest)} bytes'"):
+            made()
+    assert not (tmp_path / "tier").exists()

@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from kv_tier_blocks import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT
+from kv_tier_blocks import BLOCK_BYTES, BLOCK_TOKENS, FINGERPRINT, contents
 from kv_tier_engine import DEVICE_BLOCKS, Engine, NewEngine, prompt
 from kv_tier_fakes import Clock, FakeTier
 
+from kvcache import TenantShare
+from kvcache.errors import InvalidArgumentError
 from kvcache.tiers import DiskTier, HostTier, LoadLimits, Offload, TransferState, chain_keys
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("min_blocks", 0),
+        ("max_transfers", 0),
+        ("staging_bytes", 0),
+        ("poll_bytes", 0),
+        ("lease_seconds", 0.0),
+        ("lease_seconds", math.inf),
+        ("probe_seconds", -1.0),
+        ("probe_seconds", math.nan),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(field: str, value: float) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"{field} is {value}"):
+        LoadLimits(**{field: value})  # type: ignore[arg-type]
+
 
 # --- host ------------------------------------------------------------------------
 
@@ -68,6 +90,25 @@ def test_another_namespace_finds_nothing(new_engine: NewEngine) -> None:
     engine.push_out()
     assert engine.offload.prefetch(b"you", tokens) is None
     assert engine.finish(engine.offload.prefetch(b"me", tokens)) is TransferState.DONE
+
+
+@pytest.mark.parametrize("begins_late", [False, True])
+def test_a_namespace_of_another_tenant_gets_no_load(
+    new_engine: NewEngine, store: FakeTier, begins_late: bool
+) -> None:
+    engine, tokens = new_engine(remote=store, tenants={"a": TenantShare()}), prompt(5)
+    store.gate("look").clear()
+    theirs = [] if begins_late else [engine.start(prompt(1))]
+    transfer = engine.offload.prefetch(b"", tokens, "a")
+    theirs += [engine.start(prompt(1))]
+    for key in chain_keys(FINGERPRINT, b"", tokens, BLOCK_TOKENS):
+        store.put(key, contents(key))
+        engine.host.put(key, contents(key))
+    store.open_all()
+    assert engine.finish(transfer) is TransferState.MISSED
+    assert engine.offload.prefetch(b"", tokens, "a") is None
+    assert engine.offload.poll() == 0
+    assert engine.finish(engine.offload.prefetch(b"", tokens)) is TransferState.DONE
 
 
 def test_a_sequence_that_does_not_publish_leaves_nothing_behind(new_engine: NewEngine) -> None:

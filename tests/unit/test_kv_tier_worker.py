@@ -11,6 +11,7 @@ import pytest
 from kv_tier_blocks import BLOCK_BYTES, buffers, contents, keys_of
 from kv_tier_fakes import Clock, FakeTier, until
 
+from kvcache.errors import InvalidArgumentError
 from kvcache.tiers import BlockKey, TierError
 from kvcache.tiers.breaker import Breaker
 from kvcache.tiers.worker import Job, TierWorker
@@ -21,11 +22,6 @@ NewWorker = Callable[..., TierWorker]
 @pytest.fixture
 def tier() -> FakeTier:
     return FakeTier()
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
@@ -238,3 +234,10 @@ def test_one_caller_only_tries_a_failing_store_again() -> None:
     assert [breaker.allows() for _ in range(3)] == [True, False, False]
     breaker.succeeded()
     assert [breaker.allows() for _ in range(3)] == [True, True, True]
+
+
+def test_sizes_that_make_no_sense_are_refused(tier: FakeTier) -> None:
+    with pytest.raises(InvalidArgumentError, match="queue_bytes is -1"):
+        TierWorker(tier, queue_bytes=-1)
+    with pytest.raises(InvalidArgumentError, match="readers is 0"):
+        TierWorker(tier, queue_bytes=1, readers=0)
