@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
+from operator import index
 from typing import NamedTuple
 
 import numpy as np
@@ -33,14 +34,21 @@ class AdmissionRequest:
         object.__setattr__(self, "token_ids", require_tokens(self.token_ids))
         if self.token_ids.size == 0:
             raise InvalidArgumentError("token_ids", [], "at least one token")
-        if not 0 <= self.sequence_id < SEQUENCE_ID_LIMIT:
+        require_namespace(self.namespace)
+        if not 0 <= index(self.sequence_id) < SEQUENCE_ID_LIMIT:
             limit = f"from 0 to {SEQUENCE_ID_LIMIT - 1}"
             raise InvalidArgumentError("sequence_id", self.sequence_id, limit)
-        if self.headroom_blocks < 0:
+        if index(self.headroom_blocks) < 0:
             raise InvalidArgumentError("headroom_blocks", self.headroom_blocks, "at least 0")
-        if not 0 <= self.retention < RETENTION_LEVELS:
+        if not 0 <= index(self.retention) < RETENTION_LEVELS:
             limit = f"from 0 to {RETENTION_LEVELS - 1}"
             raise InvalidArgumentError("retention", self.retention, limit)
+
+
+def require_namespace(namespace: bytes) -> None:
+    """Raises InvalidArgumentError for text and whatever else is not compared as bytes are."""
+    if not isinstance(namespace, bytes):
+        raise InvalidArgumentError("namespace", namespace, "bytes")
 
 
 def require_tokens(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -48,6 +56,8 @@ def require_tokens(token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
 
     Blocks are compared byte by byte: tokens of another type would never match, silently.
     """
+    if not isinstance(token_ids, np.ndarray):
+        raise InvalidArgumentError("token_ids", token_ids, "a flat int32 array")
     if token_ids.ndim != 1 or token_ids.dtype != np.int32:
         found = f"{token_ids.dtype} array of shape {token_ids.shape}"
         raise InvalidArgumentError("token_ids", found, "a flat int32 array")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import index
 from types import MappingProxyType
 
 import numpy as np
@@ -17,6 +18,7 @@ from kvcache.admission import (
     AdmissionRequest,
     Fits,
     most_hits,
+    require_namespace,
     require_tokens,
 )
 from kvcache.core import CoreChoice, CoreCounts, HolderKind, create_core
@@ -168,6 +170,7 @@ class CacheManager:
 
     def lookup(self, namespace: bytes, token_ids: NDArray[np.int32]) -> int:
         """Cached leading tokens, whole blocks, that a request would hit. Counts nothing."""
+        require_namespace(namespace)
         tokens = require_tokens(token_ids)
         most = most_hits(tokens, self.block_tokens)
         return self._core.match(namespace, tokens, most)[0] * self.block_tokens
@@ -249,7 +252,7 @@ class CacheManager:
         Raises UnknownSequenceError, DuplicateSequenceError, InvalidArgumentError when more than
         the parent's last token is not computed, and OutOfBlocksError.
         """
-        if not 0 <= child_id < SEQUENCE_ID_LIMIT:
+        if not 0 <= index(child_id) < SEQUENCE_ID_LIMIT:
             raise InvalidArgumentError("child_id", child_id, f"from 0 to {SEQUENCE_ID_LIMIT - 1}")
         parent = self._live_request(parent_id)
         group = self._tenants.group_of(parent.tenant)
@@ -300,6 +303,7 @@ class CacheManager:
 
         A prefix of which nothing is cached gives a pin of 0 tokens, which is over at once.
         """
+        require_namespace(namespace)
         return self._leases.pin(namespace, require_tokens(token_ids), seconds)
 
     def unpin(self, pin_id: int) -> bool:
@@ -314,6 +318,7 @@ class CacheManager:
         Whole blocks; a rest of the tokens is left out. None when all is cached or blocks are
         short. Raises InvalidArgumentError for the namespace of another tenant.
         """
+        require_namespace(namespace)
         lease = self._leases.begin_load(namespace, require_tokens(token_ids), seconds, tenant)
         self._feed.tell()
         return lease
@@ -333,6 +338,7 @@ class CacheManager:
         self, namespace: bytes, token_ids: NDArray[np.int32], seconds: float
     ) -> StoreLease | None:
         """Keeps the cached part of a prefix while it is copied out; None: nothing is cached."""
+        require_namespace(namespace)
         return self._leases.begin_store(namespace, require_tokens(token_ids), seconds)
 
     def end_lease(self, lease_id: int) -> bool:
@@ -359,6 +365,8 @@ class CacheManager:
         Whoever holds blocks keeps them, and publishes nothing from now on: what is computed
         behind them rests on what was forgotten.
         """
+        if namespace is not None:
+            require_namespace(namespace)
         result = FlushResult(*self._core.flush(namespace))
         self._accounting.flushed(namespace)
         self._feed.tell()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import index
+
 import numpy as np
 
 from kvcache.core.sequence import Holder
@@ -25,7 +27,7 @@ def require_at_least(field: str, value: int, least: int) -> None:
 
 def require_token(token_id: int) -> None:
     """Refuses what the index could not compare."""
-    if not _INT32.min <= token_id <= _INT32.max:
+    if not _INT32.min <= index(token_id) <= _INT32.max:
         raise InvalidArgumentError("token_id", token_id, "an int32 number")
 
 
@@ -44,7 +46,7 @@ def require_possible(match: Match, most_blocks: int, num_blocks: int) -> None:
 
 def require_progress(holder: Holder, computed_tokens: int) -> None:
     """Refuses to compute backwards, and tokens that are not there."""
-    if not holder.computed_tokens <= computed_tokens <= len(holder.tokens):
+    if not holder.computed_tokens <= index(computed_tokens) <= len(holder.tokens):
         raise InvalidArgumentError(
             "computed_tokens",
             computed_tokens,
