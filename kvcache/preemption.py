@@ -11,6 +11,7 @@ import enum
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvcache.errors import InvalidArgumentError
 from kvcache.rates import PreemptionRates
 
 
@@ -99,6 +100,9 @@ def plan_preemption(
     often be in vain, victims lose their work and nobody starts: with `all_or_nothing` the
     plan frees all of `short_blocks` with victims that are not spared, or there is none.
     """
+    for name, blocks in (("short_blocks", short_blocks), ("host_free_blocks", host_free_blocks)):
+        if blocks < 0:
+            raise InvalidArgumentError(name, blocks, "at least 0")
     if all(candidate.sequence_id == needy_id for candidate in candidates):
         return None
     chooser = _Chooser(rates, short_blocks, host_free_blocks)

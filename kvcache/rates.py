@@ -50,6 +50,17 @@ class PreemptionRates:
     copy_bytes_per_second: float | None = None  # between pool and host, one way
     stall_seconds: float = 0.0  # what a victim loses beside its blocks: at least one step
 
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1:
+            raise InvalidArgumentError("block_tokens", self.block_tokens, "at least 1")
+        for name in ("block_bytes", "stall_seconds"):
+            if not getattr(self, name) >= 0:
+                raise InvalidArgumentError(name, getattr(self, name), "at least 0")
+        for name in ("prefill_tokens_per_second", "copy_bytes_per_second"):
+            speed = getattr(self, name)
+            if speed is not None and not speed > 0:
+                raise InvalidArgumentError(name, speed, "above 0, or None")
+
     def recompute_seconds(self, tokens: int) -> float:
         """Time to compute tokens again. While no speed is measured, just their number."""
         return tokens / (self.prefill_tokens_per_second or 1.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 
@@ -255,6 +257,30 @@ class TestSeveralVictims:
         assert len(victims(planned(*small, big, short_blocks=4, rates=SLOW_COPY))) == 4
         costly = measured(copy=1.0, stall_seconds=0.1)
         assert victims(planned(*small, big, short_blocks=4, rates=costly)) == [5]
+
+
+class TestBounds:
+    """Numbers that make no sense are refused."""
+
+    @pytest.mark.parametrize("field", ["short_blocks", "host_free_blocks"])
+    def test_of_blocks(self, field: str) -> None:
+        with pytest.raises(InvalidArgumentError, match=f"{field} is -1, but must be at least 0"):
+            planned(candidate(1), **{field: -1})
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("block_tokens", 0),
+            ("block_bytes", -1),
+            ("stall_seconds", -0.1),
+            ("stall_seconds", math.nan),
+            ("prefill_tokens_per_second", 0.0),
+            ("copy_bytes_per_second", -1.0),
+        ],
+    )
+    def test_of_rates(self, field: str, value: float) -> None:
+        with pytest.raises(InvalidArgumentError, match=f"{field} is {value}"):
+            replace(measured(), **{field: value})
 
 
 class TestRateMeter:
