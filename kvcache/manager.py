@@ -99,10 +99,12 @@ class CacheManager:
         self._live: dict[int, AdmissionRequest] = {}
         holders = Holders(self._core, block_tokens)
         self._expectations = Expectations(self._core, holders)
-        self._room = Room(self._core, num_blocks - 1, self._tenants, self._expectations)
+        self._ledger = TenantLedger(self._core, self._tenants)
+        self._room = Room(
+            self._core, num_blocks - 1, self._tenants, self._expectations, self._ledger
+        )
         self._leases = Leases(self._core, holders, self._room, clock)
         self._accounting = Accounting(self._core, block_tokens)
-        self._ledger = TenantLedger(self._core, self._tenants)
         self._gate = Gate(
             self._core,
             block_tokens,

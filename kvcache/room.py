@@ -14,6 +14,7 @@ from kvcache.admission import Available
 from kvcache.core import CacheCore, CoreCounts
 from kvcache.errors import InvalidArgumentError, OutOfBlocksError, PoolInUseError
 from kvcache.expectations import Expectations
+from kvcache.tenant_ledger import TenantLedger
 from kvcache.tenants import Tenants
 
 _Answer = TypeVar("_Answer")
@@ -28,11 +29,13 @@ class Room:
         usable_blocks: int,
         tenants: Tenants,
         expectations: Expectations,
+        ledger: TenantLedger,
     ) -> None:
         self.usable_blocks = usable_blocks  # all but the null block
         self._core = core
         self.tenants = tenants
         self._expectations = expectations
+        self._ledger = ledger
 
     def available(self, group: int) -> Available:
         """What a group can have now, O(tenants)."""
@@ -71,13 +74,14 @@ class Room:
         have more than their floor. Raises OutOfBlocksError when nothing helps, and nothing was
         let go for that.
         """
-        while True:
-            try:
-                return attempt()
-            except OutOfBlocksError as error:
-                is_hopeless = error.wanted_blocks > self._core.available_blocks(group)
-                if is_hopeless or not self.drop_expectation(group):
-                    raise
+        with self._ledger.evictions_for(group):
+            while True:
+                try:
+                    return attempt()
+                except OutOfBlocksError as error:
+                    is_hopeless = error.wanted_blocks > self._core.available_blocks(group)
+                    if is_hopeless or not self.drop_expectation(group):
+                        raise
 
     def make_fit(self, usable_blocks: int) -> None:
         """Lets go of what is expected until the rest fits into a pool of so many blocks.

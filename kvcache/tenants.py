@@ -22,7 +22,7 @@ class TenantShare:
     """A tenant's part of the pool."""
 
     floor_blocks: int = 0  # guaranteed
-    quota_blocks: int | None = None  # most blocks in use at a time; None: what is there
+    quota_blocks: int | None = None  # most at a time, in use or cached; None: what is there
 
     def __post_init__(self) -> None:
         if self.floor_blocks < 0:

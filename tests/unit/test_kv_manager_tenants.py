@@ -173,3 +173,14 @@ def test_a_fork_is_charged_to_the_tenant_of_its_parent(new_manager: NewManager) 
     manager.fork(1, 2)
     assert manager.tenant_stats("a").in_use == 4
     assert [manager.append(2, token) for token in range(3)] == [0, 0, 1]
+
+
+def test_what_forks_and_loads_take_from_others_is_counted(new_manager: NewManager) -> None:
+    manager = new_manager(9, 4, tenants={"a": TenantShare(), "b": TenantShare()})
+    run(manager, request(1, range(5), BLUE, tenant="b"))
+    serve(manager, request(2, range(24), RED, tenant="a"))
+    manager.fork(1, 3)
+    assert manager.tenant_stats("a").evicted_for_others == 1
+    assert manager.begin_load(BLUE, tokens(range(100, 108)), 10, "b") is not None
+    assert manager.tenant_stats("a").evicted_for_others == 3
+    assert manager.tenant_stats("b").evicted_for_others == 0
