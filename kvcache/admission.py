@@ -10,10 +10,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache.core import LEVELS, PrefixMatch
 from kvcache.errors import InvalidArgumentError
 
 SEQUENCE_ID_LIMIT = 2**62  # ids from here on are the manager's own, of pins and leases
-RETENTION_LEVELS = 8
+RETENTION_LEVELS = LEVELS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +70,7 @@ class AdmissionPlan:
     """What `begin` needs in order to do as `admit` said."""
 
     request: AdmissionRequest
-    match: tuple[int, int, int]  # see kvcache.core.PrefixMatch
+    match: PrefixMatch
     partial: tuple[int, int]  # a block that agrees behind the match, and in how many tokens
     group: int  # of the core, to which the tenant's blocks are charged
     version: int  # of the cache the match was made in

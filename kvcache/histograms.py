@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache.core import CoreSample
+from kvcache.core.records import EVICTED
 from kvcache.ticks import TickClock
 
 BOUNDS_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1e3, 3e3, 1e4, 3e4, 1e5)
-# What a core tells of a sampled block, in ticks, see CacheCore.drain_samples.
-Sample = tuple[int, int, int, int]
-EVICTED = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +54,12 @@ class SampledTimes:
         self._lifetime, self._idle, self._gap = _Tally(), _Tally(), _Tally()
 
     def add(
-        self, samples: Iterable[Sample], clock: TickClock, tick: int, now_seconds: float
+        self, samples: Iterable[CoreSample], clock: TickClock, tick: int, now_seconds: float
     ) -> None:
-        """Takes samples in. `tick` is the present one: what came after it was just now."""
+        """Takes samples in, see CacheCore.drain_samples.
+
+        `tick` is the present one: what came after it was just now.
+        """
         rows = np.array(list(samples), np.int64).reshape(-1, 4)
         ended = np.where(rows[:, 3] < tick, clock.seconds_at(rows[:, 3]), now_seconds)
         age = ended - clock.seconds_at(rows[:, 1])

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kvcache.core import CacheCore
+from kvcache.core import GROUPS, CacheCore
 from kvcache.errors import InvalidArgumentError
 
-MAX_TENANTS = 31  # with a share of their own
-EVERYBODY_ELSE = 0
+MAX_TENANTS = GROUPS - 1  # with a share of their own
+EVERYBODY_ELSE = 0  # the group of the others
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,13 @@ from kvcache.core.contract import (
     Tokens,
 )
 from kvcache.core.create import CoreChoice, create_core
+from kvcache.core.eviction import GROUPS, LEVELS
 from kvcache.core.records import CoreEvent, CoreSample
 from kvcache.core.states import HolderKind
 
 __all__ = [
+    "GROUPS",
+    "LEVELS",
     "NO_MATCH",
     "CacheCore",
     "CoreChoice",

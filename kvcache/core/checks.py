@@ -6,11 +6,11 @@ from operator import index
 
 import numpy as np
 
+from kvcache.core.contract import PrefixMatch
 from kvcache.core.sequence import Holder
 from kvcache.errors import ConservationError, InvalidArgumentError
 
 _INT32 = np.iinfo(np.int32)
-Match = tuple[int, int, int]  # PrefixMatch of kvcache.core
 
 
 def require_in_range(field: str, value: int, end: int) -> None:
@@ -37,7 +37,7 @@ def require_quota(quota_blocks: int) -> None:
         raise InvalidArgumentError("quota_blocks", quota_blocks, "at least 0, or -1 for none")
 
 
-def require_possible(match: Match, most_blocks: int, num_blocks: int) -> None:
+def require_possible(match: PrefixMatch, most_blocks: int, num_blocks: int) -> None:
     """Refuses a match that no lookup of so many whole blocks can have answered."""
     blocks, evictable, end = match
     if not (0 <= evictable <= blocks <= most_blocks and 0 <= end < num_blocks):

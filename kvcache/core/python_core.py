@@ -6,13 +6,9 @@ import heapq
 from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvcache.core.audit import audit_core
 from kvcache.core.block_store import BlockStore
 from kvcache.core.checks import (
-    Match,
     require_at_least,
     require_computed,
     require_in_range,
@@ -21,6 +17,7 @@ from kvcache.core.checks import (
     require_quota,
     require_token,
 )
+from kvcache.core.contract import PrefixMatch, Tokens
 from kvcache.core.eviction import GROUPS, LEVELS, EvictionRule
 from kvcache.core.pending import PendingPrefixes
 from kvcache.core.pool import NULL_BLOCK
@@ -36,8 +33,6 @@ from kvcache.errors import (
     UnknownSequenceError,
 )
 from kvcache.events import Run
-
-Tokens = NDArray[np.int32]
 
 
 class PythonCore:
@@ -106,7 +101,7 @@ class PythonCore:
 
     # --- lookups -------------------------------------------------------------
 
-    def match(self, namespace: bytes, tokens: Tokens, max_blocks: int, /) -> Match:
+    def match(self, namespace: bytes, tokens: Tokens, max_blocks: int, /) -> PrefixMatch:
         blocks = self._store.index.match(namespace, tokens.tobytes(), max_blocks)
         evictable = sum(
             self._store.pool.state(block) in (BlockState.CACHED, BlockState.EXPECTED)
@@ -114,12 +109,14 @@ class PythonCore:
         )
         return len(blocks), evictable, blocks[-1] if blocks else NULL_BLOCK
 
-    def partial_match(self, namespace: bytes, tokens: Tokens, match: Match, /) -> tuple[int, int]:
+    def partial_match(
+        self, namespace: bytes, tokens: Tokens, match: PrefixMatch, /
+    ) -> tuple[int, int]:
         blocks, _, end = self._possible(match, tokens)
         return self._store.index.partial_match(namespace, tokens.tobytes(), blocks, end)
 
     def forgotten_blocks(
-        self, namespace: bytes, tokens: Tokens, match: Match, max_blocks: int, /
+        self, namespace: bytes, tokens: Tokens, match: PrefixMatch, max_blocks: int, /
     ) -> int:
         first, _, end = self._possible(match, tokens)
         known, size = self._store.evicted_before, self._block_tokens
@@ -151,7 +148,7 @@ class PythonCore:
         namespace: bytes,
         tokens: Tokens,
         publish: bool,
-        match: Match,
+        match: PrefixMatch,
         is_reuse: bool,
         kind: int,
         group: int,
@@ -347,7 +344,7 @@ class PythonCore:
     def _sequences(self) -> Iterator[Holder]:
         return (h for h in self._holders.values() if h.kind is HolderKind.SEQUENCE)
 
-    def _possible(self, match: Match, tokens: Tokens) -> Match:
+    def _possible(self, match: PrefixMatch, tokens: Tokens) -> PrefixMatch:
         """The match, if it could be one of this core and these tokens."""
         most_blocks = int(tokens.size) // self._block_tokens
         require_possible(match, most_blocks, self._store.pool.num_blocks)
