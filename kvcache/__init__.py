@@ -31,8 +31,8 @@ The pool       resize; add_listener; snapshot and EventLog, for an IndexReplica 
 Figures        stats, tenant_stats, histograms, fragmentation; check and audit.
 
 Counts are in blocks or tokens, times in seconds, sizes in bytes, as the names say. Whatever is
-refused raises one of the exceptions of `kvcache.errors`, with the facts as attributes, and has
-changed nothing. After Kwon et al., PagedAttention (arXiv:2309.06180): blocks, block tables,
+refused raises a `kvcache.errors.KVCacheError`, with the facts as attributes, and has changed
+nothing. After Kwon et al., PagedAttention (arXiv:2309.06180): blocks, block tables,
 copy on write; and Zheng et al., RadixAttention (arXiv:2312.07104): the prefix index.
 
 `kvcache.core.eviction` says what is evicted first, `kvcache.preemption` who gives way,

@@ -88,7 +88,13 @@ class CpuAttention:
         context_lens: NDArray[np.int32],
         block_tables: NDArray[np.int32],
     ) -> AttentionPlan:
-        """Prepares a step; the arguments are those of `service.engine.runner.StepBatch`."""
+        """Prepares a step of S sequences with T query tokens in all, packed without padding.
+
+        Sequence s has the flat tokens `query_starts[s]` to `query_starts[s + 1]`, [S + 1], the
+        last ones of its context. `slots`, [T], are block * block_tokens + offset: where K and V
+        of each token go. `context_lens`, [S], counts the tokens attended to, those of this step
+        included; `block_tables`, [S, W], is padded with the null block 0.
+        """
         query_lens = np.diff(query_starts)
         decoding = np.flatnonzero(query_lens == 1)
         decoding = decoding[np.argsort(context_lens[decoding], kind="stable")]
