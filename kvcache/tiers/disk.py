@@ -16,6 +16,7 @@ are the first to go. What does not look like a file of a tier is neither counted
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import shutil
@@ -30,6 +31,7 @@ from kvcache.tiers.entry import BadEntryError, Buffer, EntryFault, encode_head, 
 from kvcache.tiers.keys import BlockKey, namespace_digest, require_fingerprint
 from kvcache.tiers.tier import TierError, TierStats
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LOCK, _INCOMING, _DROPPED = ".plimsoll-lock", ".plimsoll-incoming", ".plimsoll-dropped"
 
 
@@ -137,7 +139,11 @@ class DiskTier:
     # --- writing -------------------------------------------------------------
 
     def put(self, key: BlockKey, payload: Buffer) -> bool:
-        """Writes one block; False if it does not fit in the tier at all."""
+        """Writes one block; False if it does not fit in the tier at all.
+
+        Where the disk is full before the tier is, False too: as much as the block takes is
+        evicted instead, so that the tier settles at what there is room for.
+        """
         digest = key.digest.hex()
         room = room_bytes(head_bytes(key) + len(payload))
         namespace = namespace_digest(key.namespace).hex()
@@ -164,11 +170,11 @@ class DiskTier:
                     self._written_blocks += 1
                     return True
         except OSError as error:
-            part.unlink(missing_ok=True)
-            self._give_back(room)
+            self._abandon(part, room)
+            if error.errno in _FULL and self._evict_bytes(room):
+                return False
             raise TierError(self.name, str(error)) from error
-        part.unlink(missing_ok=True)
-        self._give_back(room)
+        self._abandon(part, room)
         return True
 
     def drop_namespace(self, namespace: bytes) -> None:
@@ -219,9 +225,19 @@ class DiskTier:
             del self._files[file.digest]
         self._used_bytes -= file.room_bytes
 
-    def _give_back(self, room: int) -> None:
+    def _evict_bytes(self, size_bytes: int) -> bool:
+        """Makes so much of the disk free; False if the tier has less than that."""
+        with self._lock:
+            return self._make_room(self._capacity_bytes - self._used_bytes + size_bytes)
+
+    def _abandon(self, part: Path, room: int) -> None:
+        """Gives up a file that was being written."""
         with self._lock:
             self._used_bytes -= room
+        try:
+            part.unlink(missing_ok=True)
+        except OSError as error:  # it goes at the next start
+            raise TierError(self.name, str(error)) from error
 
     # --- start and end -------------------------------------------------------
 

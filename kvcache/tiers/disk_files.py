@@ -64,7 +64,8 @@ def block_files(root: Path) -> Iterator[tuple[int, BlockFile]]:
                 with os.scandir(fan_out) as found:
                     for item in found:
                         digest = item.name.removesuffix(_SUFFIX)
-                        if not item.name.endswith(_SUFFIX) or not _HEX_DIGEST.fullmatch(digest):
+                        is_named = item.name.endswith(_SUFFIX) and _HEX_DIGEST.fullmatch(digest)
+                        if not is_named or not item.is_file(follow_symlinks=False):
                             continue
                         status = item.stat(follow_symlinks=False)
                         room = room_bytes(status.st_size)

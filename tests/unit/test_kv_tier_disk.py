@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -249,22 +250,38 @@ def test_a_put_that_a_drop_overtakes_does_not_come_in_after_it(
         assert block_paths(tier._root) == []
 
 
-def test_a_full_disk_is_a_tier_error_that_leaves_nothing_behind(
+FULL = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+
+
+def test_a_tier_on_a_full_disk_makes_room_for_the_next_block_and_has_not_failed(
     disk: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keys = keys_of(2)
+    keys = keys_of(3)
     with disk() as tier:
-        put_all(tier, keys[:1])
-
-        full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-        monkeypatch.setattr(os, "write", full)
-        with pytest.raises(TierError, match="No space left"):
-            tier.put(keys[1], contents(keys[1]))
+        put_all(tier, keys[:2])
+        monkeypatch.setattr(os, "write", FULL)
+        assert not tier.put(keys[2], contents(keys[2]))
         monkeypatch.undo()
         assert list((tier._root / ".plimsoll-incoming").iterdir()) == []
-        assert tier.stats().used_bytes == ROOM
+        assert tier.leading_hits(keys) == 0  # the oldest went
+        assert read(tier, keys[1:2]) == 1
         put_all(tier, keys)
-        assert read(tier, keys) == 2
+        assert read(tier, keys) == 3
+
+
+def test_a_disk_full_of_other_things_is_a_tier_error_that_leaves_nothing_behind(
+    disk: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = keys_of(1)
+    with disk() as tier:
+        monkeypatch.setattr(os, "write", FULL)
+        with pytest.raises(TierError, match="No space left"):
+            tier.put(keys[0], contents(keys[0]))
+        monkeypatch.undo()
+        assert list((tier._root / ".plimsoll-incoming").iterdir()) == []
+        assert tier.stats().used_bytes == 0
+        put_all(tier, keys)
+        assert read(tier, keys) == 1
 
 
 def test_a_write_in_small_pieces_is_whole(disk: Open, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,6 +297,34 @@ def test_a_block_larger_than_the_tier_is_refused(disk: Open) -> None:
         big = keys_of(1)[0]
         assert not tier.put(big, bytes(ROOM))
         assert tier.stats().used_bytes == 0
+
+
+def test_what_is_no_file_is_not_a_block_whatever_its_name(disk: Open, tmp_path: Path) -> None:
+    keys = keys_of(3)
+    with disk() as tier:
+        put_all(tier, keys)
+    paths = [path_of(tmp_path, key) for key in keys]
+    for path in paths:
+        path.unlink()
+    os.mkfifo(paths[0])  # an open would wait for a writer
+    paths[1].mkdir()
+    paths[2].symlink_to(tmp_path / "kv" / ".plimsoll-lock")
+    tier = DiskTier(tmp_path / "kv", FINGERPRINT, 100 * ROOM)
+    assert tier.stats().entries == 0
+    assert tier.stats().used_bytes == 0
+    assert all(path.is_symlink() or path.exists() for path in paths)
+    tier.close()
+
+
+def test_a_folder_that_became_a_file_is_a_tier_error_and_takes_no_room(tmp_path: Path) -> None:
+    key = keys_of(1)[0]
+    tier = DiskTier(tmp_path / "kv", FINGERPRINT, 100 * ROOM)
+    shutil.rmtree(tmp_path / "kv")
+    (tmp_path / "kv").write_text("in the way")
+    with pytest.raises(TierError):
+        tier.put(key, contents(key))
+    assert tier.stats().used_bytes == 0
+    tier.close()
 
 
 def test_a_folder_has_one_owner(disk: Open) -> None:
