@@ -416,7 +416,7 @@ class CacheManager:
         """Memory that holds nothing, or holds something twice. O(tokens of live sequences)."""
         live = [(number, request.namespace) for number, request in self._live.items()]
         duplicates = duplicate_blocks(self._core, live, self.block_tokens)
-        block_bytes = None if self._memory is None else self._memory.read(1).nbytes
+        block_bytes = None if self._memory is None else self._memory.block_bytes
         return Fragmentation.of(self.stats(), duplicates, self.block_tokens, block_bytes)
 
     def snapshot(self) -> IndexSnapshot:

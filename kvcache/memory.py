@@ -16,6 +16,10 @@ class BlockMemory(Protocol):
     out of the operation, which has been done, with the contents of that block unknown.
     """
 
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block."""
+
     def copy(self, source: int, destination: int) -> None:
         """Makes block `destination` equal to block `source`."""
 
@@ -31,7 +35,7 @@ class ArenaMemory:
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
-        self._block_bytes = arena.layout.block_bytes
+        self.block_bytes = arena.layout.block_bytes
 
     def copy(self, source: int, destination: int) -> None:
         if source != destination:
@@ -42,8 +46,8 @@ class ArenaMemory:
 
     def write(self, block: int, data: bytes | memoryview) -> None:
         size = memoryview(data).nbytes
-        if size != self._block_bytes:
-            limit = f"{self._block_bytes} bytes (one block)"
+        if size != self.block_bytes:
+            limit = f"{self.block_bytes} bytes (one block)"
             raise InvalidArgumentError("data", f"{size} bytes", limit)
         self._bytes_of(block)[:] = memoryview(data).cast("B")
 
@@ -51,5 +55,5 @@ class ArenaMemory:
         if not 0 < block < self._arena.num_blocks:
             limit = f"from 1 to {self._arena.num_blocks - 1} (block 0 is the null block)"
             raise InvalidArgumentError("block", block, limit)
-        start = block * self._block_bytes
-        return self._arena.buffer[start : start + self._block_bytes]
+        start = block * self.block_bytes
+        return self._arena.buffer[start : start + self.block_bytes]

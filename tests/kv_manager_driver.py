@@ -58,6 +58,7 @@ class ByteMemory:
     """A BlockMemory of one byte a token."""
 
     def __init__(self, num_blocks: int, block_tokens: int) -> None:
+        self.block_bytes = block_tokens
         self.blocks = [bytearray(block_tokens) for _ in range(num_blocks)]
         self.copies: list[tuple[int, int]] = []
 

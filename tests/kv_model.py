@@ -40,6 +40,7 @@ class ContentMemory:
     """A BlockMemory of 8 bytes a token."""
 
     def __init__(self, num_blocks: int, block_tokens: int) -> None:
+        self.block_bytes = 8 * block_tokens
         self.slots = np.full((num_blocks, block_tokens), POISON)
         self.copied_blocks = 0
 

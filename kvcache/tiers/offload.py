@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from kvcache.errors import InvalidArgumentError
 from kvcache.manager import CacheManager
 from kvcache.memory import BlockMemory
 from kvcache.rates import RateMeter
@@ -60,7 +61,8 @@ class Offload:
     without waiting for anybody. `remote` is asked by a thread. `clock` is that of the manager:
     the deadlines of its leases are compared with it. `queue_bytes` bounds what waits in front
     of each of the two; 0 lets nothing through. Registers itself as a listener of the
-    manager, whose index may have blocks already. The tiers are closed by `close`.
+    manager, whose index may have blocks already. The tiers are closed by `close`. Raises
+    InvalidArgumentError when the blocks of `host` are not as large as those of `memory`.
     """
 
     def __init__(
@@ -76,6 +78,9 @@ class Offload:
         queue_bytes: int = _QUEUE_BYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if host.block_bytes != memory.block_bytes:
+            limit = f"{memory.block_bytes}, as those of the pool"
+            raise InvalidArgumentError("host.block_bytes", host.block_bytes, limit)
         self._manager = manager
         self._memory = memory
         self._host = host

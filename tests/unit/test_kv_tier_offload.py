@@ -34,6 +34,14 @@ def test_limits_that_make_no_sense_are_refused(field: str, value: float) -> None
         LoadLimits(**{field: value})  # type: ignore[arg-type]
 
 
+def test_a_host_with_blocks_of_another_size_is_refused(clock: Clock) -> None:
+    engine = Engine(clock)
+    other = HostTier(BLOCK_BYTES + 4, 8 * BLOCK_BYTES)
+    with pytest.raises(InvalidArgumentError, match=f"must be {BLOCK_BYTES}, as those of the pool"):
+        Offload(engine.manager, engine.memory, FINGERPRINT, other)
+    engine.offload.close()
+
+
 # --- host ------------------------------------------------------------------------
 
 
