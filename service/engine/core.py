@@ -111,9 +111,9 @@ class EngineCore:
         return bool(self._scheduler.has_work or self._finished or self._refused)
 
     @property
-    def awaits_loads(self) -> bool:
-        """Whether the last step had nothing to compute until a tier has brought its blocks."""
-        return self._tiers.is_loading and not self._computed
+    def is_stalled(self) -> bool:
+        """Whether the last step had nothing to compute: a load, a pin or a resize has to end."""
+        return not self._computed
 
     def rest(self) -> None:
         """To be called now and then while there is no work: ends what is past its deadline."""

@@ -21,8 +21,8 @@ from service.engine.messages import (
 HEARTBEAT_SECONDS = 1.0
 # Between two looks at a resize that waits for others while nothing is computed.
 _RESIZE_SECONDS = 0.02
-# Between two looks at loads from the tiers while nothing is computed.
-_LOAD_SECONDS = 0.002
+# Between two steps while what waits cannot start: loads from the tiers end soon.
+_STALL_SECONDS = 0.002
 
 
 def run_loop(core: EngineCore, channel: Channel) -> None:
@@ -49,7 +49,7 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
 def _patience_seconds(core: EngineCore) -> float:
     """How long to wait for messages before there is something else to do."""
     if core.has_work:
-        return _LOAD_SECONDS if core.awaits_loads else 0.0
+        return _STALL_SECONDS if core.is_stalled else 0.0
     return _RESIZE_SECONDS if core.is_resizing else HEARTBEAT_SECONDS
 
 

@@ -56,7 +56,7 @@ class Scheduler:
         # fit: steps of pure decoding do not ask again.
         self._admission_may_change = True
         self._pool_blocks = manager.usable_blocks  # that admission counts with
-        self._pool_changed = False
+        self._pool_shrinks = False
 
     @property
     def has_work(self) -> bool:
@@ -109,8 +109,8 @@ class Scheduler:
         a pool of the new size is answered when it is in force.
         """
         self._limits = replace(self._limits, headroom_blocks=headroom_blocks)
+        self._pool_shrinks |= usable_blocks < self._pool_blocks
         self._pool_blocks = usable_blocks
-        self._pool_changed = True
         self._admission_may_change = True
 
     def make_room(self, blocks: int, now_seconds: float) -> int:
@@ -131,8 +131,8 @@ class Scheduler:
         Raises NoProgress when work stays undone without a reason.
         """
         plan = StepPlan()
-        self._manager.expire()
-        if self._tiers.poll():
+        has_expired = self._manager.expire() > 0
+        if self._tiers.poll() or has_expired:
             self._admission_may_change = True
         self._grow_decodes(plan, now_seconds)
         budget = StepBudget(
@@ -145,7 +145,7 @@ class Scheduler:
         by_rank = sorted(self._running_in(SequenceState.PREFILL), key=lambda s: -s.priority)
         for sequence in by_rank:
             self._schedule(sequence, budget, plan)
-        if self._pool_changed and not self._excess_blocks:
+        if self._pool_shrinks and not self._excess_blocks:
             self._turn_misfits_away(plan)
         if self._admission_may_change and not plan.preempted:
             self._admit(budget, plan, now_seconds)
@@ -300,7 +300,7 @@ class Scheduler:
             answer = self._manager.admit(request)
             if isinstance(answer, NeverFits):
                 self._turn_away(sequence, answer, plan)
-        self._pool_changed = False
+        self._pool_shrinks = False
 
     def _turn_away(self, sequence: Sequence, answer: NeverFits, plan: StepPlan) -> None:
         """A sequence larger than the pool: refused, or ended if it has already given output."""
@@ -328,7 +328,19 @@ class Scheduler:
         self._schedule(sequence, budget, plan)
 
     def _detect_standstill(self, plan: StepPlan) -> None:
-        may_wait = not self.has_work or self._excess_blocks > 0 or self._tiers.is_loading
-        self._empty_steps = self._empty_steps + 1 if plan.is_empty and not may_wait else 0
+        """Raises NoProgress after some empty steps, unless something is to end by itself."""
+        if not plan.is_empty or not self.has_work:
+            self._empty_steps = 0
+        elif self._excess_blocks > 0 or self._tiers.is_loading or self._is_pinned:
+            self._empty_steps = 0
+            self._admission_may_change = True  # an unpinned block tells nobody
+        else:
+            self._empty_steps += 1
         if self._empty_steps >= _MAX_EMPTY_STEPS:
             raise NoProgress(self._empty_steps, list(self._running), list(self._waiting))
+
+    @property
+    def _is_pinned(self) -> bool:
+        """Whether blocks are in use that no sequence holds; pins and leases have deadlines."""
+        stats = self._manager.stats()
+        return stats.pinned + stats.loading + stats.storing > 0

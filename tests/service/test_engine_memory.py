@@ -48,6 +48,24 @@ class TestAdmission:
         harness.run()
         assert bool(harness.output(1)) == fits
 
+    @pytest.mark.parametrize("ends_by_itself", [True, False])
+    def test_a_pin_that_leaves_too_little_room_is_waited_for(self, ends_by_itself: bool) -> None:
+        """Nothing runs meanwhile, and nobody calls that a standstill."""
+        harness = EngineHarness(blocks=10)
+        pinned = distinct_prompt(1, 48)
+        harness.core.submit([spec_of(1, pinned, max_tokens=2)])
+        harness.run()
+        seconds = 8.0 if ends_by_itself else 1e6  # a step of the harness lasts one
+        pin = harness.manager.pin(b"", np.array(pinned, np.int32), seconds)
+        harness.core.submit([spec_of(2, distinct_prompt(2, 130), max_tokens=2)])
+        for _ in range(6):
+            assert not harness.step().started
+        assert harness.core.is_stalled
+        if not ends_by_itself:
+            harness.manager.unpin(pin.pin_id)
+        harness.run(max_steps=10)
+        assert harness.finished(2).reason is FinishReason.MAX_TOKENS
+
     def test_small_ones_pass_a_big_one_but_only_so_many(self) -> None:
         harness = EngineHarness(blocks=10, load_line=1.0, max_admission_skips=3)
         holder = spec_of(0, prompt=distinct_prompt(0, 96), max_tokens=17)

@@ -18,6 +18,7 @@ from engine_fakes import EngineHarness, kv_of, spec_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvcache import Admission, AdmissionRequest
 from kvcache.errors import UnknownSequenceError
 from service.engine.messages import (
     FinishReason,
@@ -330,6 +331,27 @@ def test_those_who_wait_for_blocks_start_when_the_pool_has_grown() -> None:
     assert harness.core.stats().running == 4
     harness.run()
     harness.assert_undisturbed()
+
+
+def test_growing_asks_nobody_who_waits_far_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a larger pool nobody new is too large, so a step costs what it costs anyway."""
+    harness = ResizeHarness(blocks=10, max_blocks=20)
+    harness.submit(*(spec_of(i, prompt(i, 8 * BLOCK_TOKENS), max_tokens=9) for i in range(200)))
+    harness.step()
+    asked: list[int] = []
+    admit = harness.manager.admit
+
+    def noted(request: AdmissionRequest) -> Admission:
+        asked.append(request.sequence_id)
+        return admit(request)
+
+    monkeypatch.setattr(harness.manager, "admit", noted)
+    harness.resize(12)
+    harness.step()
+    assert harness.manager.usable_blocks == 12
+    assert 0 < len(asked) < 100
+    harness.core.abort(range(200))
+    harness.run()
 
 
 def test_a_pool_grows_no_further_than_was_reserved() -> None:

@@ -149,7 +149,7 @@ class TestLoads:
         engine.core.submit([spec_of(9, prompt(9, 20), max_tokens=2)])
         report = engine.step()
         assert [started.sequence_id for started in report.started] == [9]
-        assert not engine.core.awaits_loads
+        assert not engine.core.is_stalled
         assert engine.tiers.loads == 1
         disk.open_all()
         engine.wait_for_loads()
@@ -170,7 +170,7 @@ class TestLoads:
         again = spec_of(9, first.prompt_ids, max_tokens=2)
         engine.core.submit([again])
         engine.step()
-        assert engine.core.awaits_loads
+        assert engine.core.is_stalled
         assert engine.stats.blocks_kept > 0
         steps_before = len(engine.reports)
         engine.run()

@@ -117,8 +117,8 @@ class BlockStats(_message.Message):
     max_total: _builtins.int
     """Blocks which the pool can grow to without a restart (kv_memory_max_bytes)."""
     kept: _builtins.int
-    """Blocks which no request uses and which are not evictable: kept for
-    preempted candidates, or being filled from a cache tier.
+    """Blocks which no request uses and which are not evictable now: pinned, or
+    being filled from a cache tier.
     """
     def __init__(
         self,
