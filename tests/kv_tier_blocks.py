@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from kvcache import KVDtype, KVLayout
-from kvcache.tiers import BlockKey, Fingerprint, chain_keys
+from kvcache.tiers import BlockKey, Fingerprint, Tier, chain_keys
 
 BLOCK_TOKENS = 4
 LAYOUT = KVLayout(
@@ -39,3 +39,17 @@ def contents(key: BlockKey, version: int = 0) -> bytes:
 def buffers(count: int) -> list[memoryview]:
     """Room to read blocks into."""
     return [memoryview(bytearray(BLOCK_BYTES)) for _ in range(count)]
+
+
+def put_all(tier: Tier, keys: list[BlockKey]) -> None:
+    """Puts a block for each key."""
+    for key in keys:
+        assert tier.put(key, contents(key))
+
+
+def read(tier: Tier, keys: list[BlockKey]) -> int:
+    """How many leading blocks are read; their bytes are right."""
+    into = buffers(len(keys))
+    count = tier.read(keys, into)
+    assert [bytes(b) for b in into[:count]] == [contents(key) for key in keys[:count]]
+    return count

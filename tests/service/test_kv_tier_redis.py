@@ -18,12 +18,13 @@ from kv_tier_blocks import (
     BLOCK_BYTES,
     FINGERPRINT,
     OTHER_FINGERPRINT,
-    buffers,
     contents,
     keys_of,
+    put_all,
+    read,
 )
 
-from kvcache.tiers import BlockKey, TierError
+from kvcache.tiers import TierError
 from kvcache.tiers.entry import EntryFault, encode_head
 
 redis = pytest.importorskip("redis", reason="the redis client is not installed")
@@ -119,19 +120,6 @@ def new_tier(server: Server) -> Iterator[NewTier]:
     yield opened
     for tier in tiers:
         tier.close()
-
-
-def put_all(tier: RedisTier, keys: list[BlockKey]) -> None:
-    for key in keys:
-        assert tier.put(key, contents(key))
-
-
-def read(tier: RedisTier, keys: list[BlockKey]) -> int:
-    """How many leading blocks are read; their bytes are right."""
-    into = buffers(len(keys))
-    count = tier.read(keys, into)
-    assert [bytes(b) for b in into[:count]] == [contents(key) for key in keys[:count]]
-    return count
 
 
 def names_of_blocks(client: redis.Redis) -> list[bytes]:

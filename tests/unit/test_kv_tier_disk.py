@@ -16,9 +16,10 @@ from kv_tier_blocks import (
     BLOCK_BYTES,
     FINGERPRINT,
     OTHER_FINGERPRINT,
-    buffers,
     contents,
     keys_of,
+    put_all,
+    read,
 )
 
 from kvcache.tiers import BlockKey, TierError
@@ -53,19 +54,6 @@ def block_paths(root: Path) -> list[Path]:
 
 def used_bytes(root: Path) -> int:
     return sum(room_bytes(path.stat().st_size) for path in block_paths(root))
-
-
-def put_all(tier: DiskTier, keys: list[BlockKey]) -> None:
-    for key in keys:
-        assert tier.put(key, contents(key))
-
-
-def read(tier: DiskTier, keys: list[BlockKey]) -> int:
-    """How many leading blocks are read; their bytes are right."""
-    into = buffers(len(keys))
-    count = tier.read(keys, into)
-    assert [bytes(b) for b in into[:count]] == [contents(key) for key in keys[:count]]
-    return count
 
 
 def path_of(root: Path, key: BlockKey) -> Path:
