@@ -38,3 +38,19 @@ def test_naming_a_namespace_loads_no_numpy() -> None:
         "sys.exit('numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_library_works_without_the_service_and_without_torch() -> None:
+    code = """
+import doctest, importlib, pkgutil, sys
+for name in ("service", "torch", "grpc", "msgspec", "structlog", "redis", "matplotlib"):
+    sys.modules[name] = None  # importing it raises ImportError
+import kvcache.replay
+for module in pkgutil.walk_packages(kvcache.__path__, "kvcache."):
+    if not module.name.startswith("kvcache.attention."):
+        importlib.import_module(module.name)
+assert not doctest.testmod(kvcache).failed
+assert not doctest.testmod(kvcache.replay).failed
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
