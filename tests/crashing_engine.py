@@ -1,4 +1,4 @@
-"""`python tests/crashing_engine.py --fd N --settings JSON`: the real engine, with a deadly token.
+"""`python tests/crashing_engine.py --fd N`: the real engine, with a deadly token.
 
 The process aborts, as a failed assertion in a kernel does, in the step that computes it.
 """

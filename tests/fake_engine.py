@@ -1,4 +1,4 @@
-"""`python tests/fake_engine.py --fd N --settings JSON`: the engine process with a FakeRunner.
+"""`python tests/fake_engine.py --fd N`: the engine process with a FakeRunner.
 
 `--fail` makes the start fail as expected failures do, `--crash` makes the first step raise.
 """

@@ -177,9 +177,10 @@ async def running_front(
 ) -> AsyncIterator[tuple[Front, Record]]:
     """A started front; `settings` are those of ServeSettings."""
     settings.setdefault("restart_delay_seconds", 0.0)
+    settings.setdefault("engine", EngineSettings(model="scripted"))
     record = Record(tmp_path / "engine.jsonl")
     front = Front(
-        ServeSettings(engine=EngineSettings(model="scripted"), **settings),
+        ServeSettings(**settings),
         engine_command=command
         or (sys.executable, str(ENGINE), "--record", str(record.path), *engine_options),
         tokenizer=tokenizer or ByteTokenizer(),  # type: ignore[arg-type]

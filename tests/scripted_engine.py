@@ -1,4 +1,4 @@
-"""`python tests/scripted_engine.py [options] --fd N --settings JSON`: an engine of the tests.
+"""`python tests/scripted_engine.py [options] --fd N`: an engine of the tests.
 
 It says what the prompt tells it to, so that a test decides every token. A prompt is
 `[mode, *arguments]`:
@@ -269,7 +269,6 @@ class Engine:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
-    parser.add_argument("--settings", required=True)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--step-seconds", type=float, default=0.001)
     parser.add_argument("--start-failed", help="say StartFailed with this text")

@@ -9,6 +9,10 @@ import msgspec
 from service.config.about import GIB, MIB, about
 from service.config.tenants import parse_tenant_shares
 
+# How the front gives an engine its settings, as JSON: unlike a command line, it is not shown to
+# other users, and the URL of a store may have a password in it.
+SETTINGS_VARIABLE = "PLIMSOLL_ENGINE_SETTINGS"
+
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What the engine process needs to know; it travels to it as JSON."""
@@ -150,7 +154,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             about(
                 "Cache tiers",
                 "Redis or Valkey server that replicas of this model share, as "
-                "redis://host:6379/0; unset: off.",
+                "redis://host:6379/0; one with a password belongs in the variable or the file, "
+                "not on the command line. Unset: off.",
                 min_length=1,
             ),
         ]

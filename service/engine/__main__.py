@@ -1,6 +1,6 @@
-"""`python -m service.engine --fd N --settings JSON`: the engine process.
+"""`python -m service.engine --fd N`: the engine process.
 
-Started by the front, which holds the other end of the socket N.
+Started by the front, which holds the other end of the socket N; see `SETTINGS_VARIABLE`.
 """
 
 from __future__ import annotations

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import socket
 
 import msgspec
 
 from service.config import EngineSettings
+from service.config.engine import SETTINGS_VARIABLE
 from service.engine.channel import Channel
 from service.engine.process import ParentGone, die_with_parent, leave_signals_to_parent
 from service.engine.server import EXIT_OK, Build, serve
@@ -17,17 +19,17 @@ def main(build: Build) -> int:
     """Parses the arguments, serves with the runner of `build`, returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m service.engine",
-        description="The engine process; the front starts it and talks to it over a socket.",
+        description="The engine process; the front starts it, talks to it over a socket, and gives "
+        f"it its settings in {SETTINGS_VARIABLE}.",
     )
     parser.add_argument("--fd", type=int, required=True, help="connected socket to the front")
-    parser.add_argument("--settings", required=True, help="EngineSettings as JSON")
     arguments = parser.parse_args()
     leave_signals_to_parent()
     try:
         die_with_parent()
     except ParentGone:
         return EXIT_OK
-    settings = msgspec.json.decode(arguments.settings, type=EngineSettings)
+    settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=EngineSettings)
     sock = socket.socket(fileno=arguments.fd)
     sock.set_inheritable(False)  # else a child of ours would keep it open after our death
     with Channel(sock) as channel:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class EngineProcess:
@@ -22,12 +22,17 @@ class EngineProcess:
     event loop must stay in one thread for as long as the engine should live.
     """
 
-    def __init__(self, command: Sequence[str], inherited_fd: int) -> None:
-        """Starts the command with one more open file. Raises OSError."""
+    def __init__(
+        self, command: Sequence[str], inherited_fd: int, variables: Mapping[str, str]
+    ) -> None:
+        """Starts the command with one more open file, and more variables. Raises OSError."""
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = loop.create_future()
         self._process = subprocess.Popen(
-            command, pass_fds=(inherited_fd,), stdin=subprocess.DEVNULL
+            command,
+            pass_fds=(inherited_fd,),
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **variables},
         )
         try:
             self._pidfd = os.pidfd_open(self._process.pid)

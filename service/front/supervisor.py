@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from service.config import ServeSettings
+from service.config.engine import SETTINGS_VARIABLE
 from service.engine.messages import (
     FromEngine,
     Loading,
@@ -29,7 +30,7 @@ from service.front.restart import EngineLife, RestartPolicy
 from service.front.silence import SilenceWatch
 
 ENGINE_COMMAND = (sys.executable, "-m", "service.engine")
-# An engine holds nothing worth saving: past this it is killed.
+# Past this it is killed: it holds nothing but a cache, of which it saves what it can before.
 _STOP_SECONDS = 5.0
 # Between the end of the stream, which carries the last words, and that of the process.
 _LAST_WORDS_SECONDS = 1.0
@@ -147,7 +148,7 @@ class Supervisor:
         with theirs:
             link = await self._connect(ours)
             try:
-                process = EngineProcess(self._engine_command(theirs), theirs.fileno())
+                process = self._start_process(theirs)
             except OSError as error:
                 link.close("never connected")
                 why = f"the engine process cannot be started: {error}"
@@ -188,9 +189,10 @@ class Supervisor:
         await asyncio.get_running_loop().create_unix_connection(lambda: link, sock=ours)
         return link
 
-    def _engine_command(self, theirs: socket.socket) -> list[str]:
+    def _start_process(self, theirs: socket.socket) -> EngineProcess:
         settings = msgspec.json.encode(self._settings.engine).decode()
-        return [*self._command, "--fd", str(theirs.fileno()), "--settings", settings]
+        command = [*self._command, "--fd", str(theirs.fileno())]
+        return EngineProcess(command, theirs.fileno(), {SETTINGS_VARIABLE: settings})
 
     def _received(self, link: EngineLink, message: FromEngine) -> None:
         self._silence.heard()

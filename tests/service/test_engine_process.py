@@ -16,6 +16,7 @@ import pytest
 from engine_fakes import oracle_output, spec_of
 
 from service.config import EngineSettings
+from service.config.engine import SETTINGS_VARIABLE
 from service.engine.framing import FrameSplitter, frame
 from service.engine.messages import (
     Abort,
@@ -46,12 +47,16 @@ class EngineProcess:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, str(FAKE_ENGINE), "--fd", str(theirs.fileno())),
-                    *("--settings", msgspec.json.encode(settings).decode(), *options),
+                    *options,
                 ],
                 pass_fds=[theirs.fileno()],
                 stderr=subprocess.PIPE,
                 cwd=FAKE_ENGINE.parents[1],
-                env={**os.environ, "PYTHONPATH": str(FAKE_ENGINE.parents[1])},
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(FAKE_ENGINE.parents[1]),
+                    SETTINGS_VARIABLE: msgspec.json.encode(settings).decode(),
+                },
             )
         self.socket = ours
         self.socket.settimeout(30)
@@ -175,7 +180,7 @@ import socket, subprocess, sys, time
 ours, theirs = socket.socketpair()
 # It inherits both ends: it sees no end of stream, so only the kernel can end it.
 child = subprocess.Popen(
-    [sys.executable, sys.argv[1], "--fd", str(theirs.fileno()), "--settings", "{}"],
+    [sys.executable, sys.argv[1], "--fd", str(theirs.fileno())],
     pass_fds=[theirs.fileno(), ours.fileno()],
 )
 ours.recv(4)
@@ -188,7 +193,11 @@ def test_engine_dies_with_its_parent() -> None:
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(FAKE_ENGINE)],
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(FAKE_ENGINE.parents[1])},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(FAKE_ENGINE.parents[1]),
+            SETTINGS_VARIABLE: "{}",
+        },
     )
     assert parent.stdout is not None
     child = int(parent.stdout.readline())

@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import psutil
 import pytest
 import uvloop
 from front_fakes import (
@@ -20,6 +22,8 @@ from front_fakes import (
 )
 from scripted_engine import HOLD, WAIT
 
+from service.config import EngineSettings
+from service.config.engine import SETTINGS_VARIABLE
 from service.front.events import Draining
 from service.front.pressure import PressureLevel
 from service.front.state import FrontState
@@ -40,6 +44,17 @@ async def test_facts_of_the_model(tmp_path: Path) -> None:
         assert front.model.version == "scripted"
         assert front.model.eos_ids == (256,)
         assert front.state is FrontState.READY
+
+
+async def test_settings_of_the_engine_are_not_shown_in_its_command_line(tmp_path: Path) -> None:
+    engine = EngineSettings(
+        model="scripted", host_cache_bytes=1 << 20, remote_cache_url="redis://:secret@host/0"
+    )
+    async with running_front(tmp_path, engine=engine) as (front, _):
+        process = psutil.Process(front.engine_process_id)
+        assert "secret" not in " ".join(process.cmdline())
+        given = process.environ()[SETTINGS_VARIABLE]
+    assert msgspec.json.decode(given, type=EngineSettings) == engine
 
 
 async def test_drain_waits_for_live_requests_and_refuses_new_ones(tmp_path: Path) -> None:
