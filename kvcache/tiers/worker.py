@@ -111,8 +111,8 @@ class TierWorker:
             return 0
         try:
             return self.tier.leading_hits(keys)
-        except TierError as error:
-            self._failed(error.reason)
+        except Exception as error:
+            self._failed(self._reason(error))
             return 0
 
     def submit(self, job: Job) -> None:
@@ -265,16 +265,17 @@ class TierWorker:
         """The action's answer, or None if the store failed."""
         try:
             answer = action()
-        except TierError as error:
-            reason = error.reason
         except Exception as error:
-            _logger.exception("%s tier: raised what a tier must not", self.tier.name)
-            reason = repr(error)
-        else:
-            self._breaker.succeeded()
-            return answer
-        self._failed(reason)
-        return None
+            self._failed(self._reason(error))
+            return None
+        self._breaker.succeeded()
+        return answer
+
+    def _reason(self, error: Exception) -> str:
+        if isinstance(error, TierError):
+            return error.reason
+        _logger.error("%s tier: raised what a tier must not", self.tier.name, exc_info=error)
+        return repr(error)
 
     def _failed(self, reason: str) -> None:
         with self._changed:

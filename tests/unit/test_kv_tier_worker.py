@@ -131,6 +131,16 @@ def test_a_store_that_raises_what_it_must_not_is_a_failing_store_too(
     assert worker.stats().is_failing
 
 
+def test_so_is_one_that_does_so_when_the_engine_itself_asks(
+    new_worker: NewWorker, tier: FakeTier, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = new_worker()
+    tier.error = ZeroDivisionError("a bug")
+    assert worker.leading_hits(keys_of(1)) == 0
+    assert "ZeroDivisionError" in caplog.text
+    assert worker.stats().is_failing
+
+
 def test_a_failing_store_is_left_alone_for_longer_and_longer(
     new_worker: NewWorker, tier: FakeTier, clock: Clock
 ) -> None:
