@@ -109,11 +109,8 @@ class TierWorker:
         """Asks the tier at once, in this thread: for a tier that knows without asking anybody."""
         if not keys or not self.may_have(keys[0].namespace):
             return 0
-        try:
-            return self.tier.leading_hits(keys)
-        except Exception as error:
-            self._failed(self._reason(error))
-            return 0
+        # A tier that looks into its own memory is none the better for that.
+        return self._attempt(partial(self.tier.leading_hits, keys), is_proof=False) or 0
 
     def submit(self, job: Job) -> None:
         """Has a lookup or a read done by the next free thread."""
@@ -180,19 +177,28 @@ class TierWorker:
             )
 
     def close(self, seconds: float = 1.0) -> None:
-        """Ends the threads and the tier; what is queued is lost.
+        """Ends the threads and the tier; what is queued to be put is lost.
 
-        Threads that do not end in time are left behind with the tier open: a store that hangs
-        cannot be closed under the hands of the thread that waits for it.
+        What is to be forgotten is waited for, as the next process might find it; what could not
+        be in time is told in the log. Threads that do not end in time are left behind with the
+        tier open: a store that hangs cannot be closed under the hands of the thread that waits
+        for it.
         """
+        give_up_at = time.monotonic() + seconds
         with self._changed:
-            self._is_closed = True
             self._puts.clear()
             self._queued_bytes = 0
+            self._changed.wait_for(lambda: not self._drops, seconds)
+            if self._drops:
+                _logger.warning(
+                    "%s tier: closed with %d namespaces that it has yet to forget",
+                    self.tier.name,
+                    len(self._drops),
+                )
+            self._is_closed = True
             self._changed.notify_all()
         for _ in range(self._readers):
             self._jobs.put(None)
-        give_up_at = time.monotonic() + seconds
         for thread in self._threads:
             thread.join(max(0.0, give_up_at - time.monotonic()))
         if not any(thread.is_alive() for thread in self._threads):
@@ -261,21 +267,21 @@ class TierWorker:
             self.tier.drop_namespace(namespace)
         return True
 
-    def _attempt(self, action: Callable[[], int]) -> int | None:
-        """The action's answer, or None if the store failed."""
+    def _attempt(self, action: Callable[[], int], *, is_proof: bool = True) -> int | None:
+        """The action's answer, or None if the store failed; an answer may prove that it works."""
         try:
             answer = action()
+        except TierError as error:
+            reason = error.reason
         except Exception as error:
-            self._failed(self._reason(error))
-            return None
-        self._breaker.succeeded()
-        return answer
-
-    def _reason(self, error: Exception) -> str:
-        if isinstance(error, TierError):
-            return error.reason
-        _logger.error("%s tier: raised what a tier must not", self.tier.name, exc_info=error)
-        return repr(error)
+            _logger.exception("%s tier: raised what a tier must not", self.tier.name)
+            reason = repr(error)
+        else:
+            if is_proof:
+                self._breaker.succeeded()
+            return answer
+        self._failed(reason)
+        return None
 
     def _failed(self, reason: str) -> None:
         with self._changed:

@@ -132,13 +132,17 @@ def test_a_store_that_raises_what_it_must_not_is_a_failing_store_too(
 
 
 def test_so_is_one_that_does_so_when_the_engine_itself_asks(
-    new_worker: NewWorker, tier: FakeTier, caplog: pytest.LogCaptureFixture
+    new_worker: NewWorker, tier: FakeTier, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     worker = new_worker()
     tier.error = ZeroDivisionError("a bug")
     assert worker.leading_hits(keys_of(1)) == 0
     assert "ZeroDivisionError" in caplog.text
     assert worker.stats().is_failing
+    tier.error = None
+    clock.advance(10)
+    worker.leading_hits(keys_of(1))
+    assert worker.stats().is_failing, "what it remembers says nothing about its disk"
 
 
 def test_a_failing_store_is_left_alone_for_longer_and_longer(
@@ -251,3 +255,27 @@ def test_sizes_that_make_no_sense_are_refused(tier: FakeTier) -> None:
         TierWorker(tier, queue_bytes=-1)
     with pytest.raises(InvalidArgumentError, match="readers is 0"):
         TierWorker(tier, queue_bytes=1, readers=0)
+
+
+def test_closing_lets_the_store_forget_what_it_was_told_to(tier: FakeTier, clock: Clock) -> None:
+    worker = TierWorker(tier, queue_bytes=10 * BLOCK_BYTES, clock=clock)
+    tier.gate("put").clear()
+    offer_all(worker, keys_of(1, namespace=b"me"))
+    until(lambda: tier.waiting == 1)
+    worker.drop(b"me")
+    threading.Timer(0.05, tier.open_all).start()
+    worker.close(seconds=5.0)
+    assert tier.counts["drop"] == 1
+    assert tier.blocks_of(b"me") == 0
+    assert tier.is_closed
+
+
+def test_what_a_closed_store_has_not_forgotten_is_logged(
+    tier: FakeTier, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = TierWorker(tier, queue_bytes=10 * BLOCK_BYTES, clock=clock)
+    tier.gate("drop").clear()
+    worker.drop(b"me")
+    worker.close(seconds=0.05)
+    assert "fake tier: closed with 1 namespaces that it has yet to forget" in caplog.messages
+    tier.open_all()
