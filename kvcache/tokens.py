@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,8 @@ def token_array(token_ids: Sequence[int]) -> NDArray[np.int32]:
     try:
         packed = struct.pack(f"={len(token_ids)}i", *token_ids)
     except struct.error as error:
-        bad = next(i for i in token_ids if not isinstance(i, int) or not -(2**31) <= i < 2**31)
+        bad = next(
+            i for i in token_ids if not isinstance(i, SupportsIndex) or not -(2**31) <= i < 2**31
+        )
         raise InvalidArgumentError("token_ids", bad, "32-bit integers") from error
     return np.frombuffer(packed, np.int32)

@@ -22,3 +22,10 @@ def test_anything_else_is_refused_by_value(bad: object) -> None:
     with pytest.raises(InvalidArgumentError, match="32-bit") as caught:
         token_array([1, bad, 3])  # type: ignore[list-item]
     assert caught.value.value == bad
+
+
+def test_ids_of_numpy_are_ids_too() -> None:
+    assert token_array([np.int64(7), 8]).tolist() == [7, 8]
+    with pytest.raises(InvalidArgumentError) as caught:
+        token_array([np.int64(7), 2**31])
+    assert caught.value.value == 2**31
