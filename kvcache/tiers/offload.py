@@ -248,7 +248,7 @@ class Offload:
         return handed_on
 
     def close(self) -> None:
-        """Ends the threads and closes the tiers."""
+        """Ends the threads and closes the tiers. The manager must not be used any more then."""
         for worker in self._below:
             worker.close()
         self._host.close()
