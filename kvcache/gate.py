@@ -27,8 +27,8 @@ _NO_PARTIAL = (0, 0)
 class Gate:
     """The way of sequences into a core.
 
-    `copied_tokens` is how many tokens of a block must agree to make a copy worth it; None: no
-    copies. `expire` ends what is over by its deadline, and answers how much that was.
+    `partial_reuse_tokens` is how many tokens of a block must agree to make a copy worth it; None:
+    no copies. `expire` ends what is over by its deadline, and answers how much that was.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Gate:
         accounting: Accounting,
         ledger: TenantLedger,
         *,
-        copied_tokens: int | None,
+        partial_reuse_tokens: int | None,
         expire: Callable[[], int],
     ) -> None:
         self._core = core
@@ -47,7 +47,7 @@ class Gate:
         self._room = room
         self._accounting = accounting
         self._ledger = ledger
-        self._copied_tokens = copied_tokens
+        self._partial_reuse_tokens = partial_reuse_tokens
         self._expire = expire
 
     def admit(self, request: AdmissionRequest) -> Admission:
@@ -141,7 +141,7 @@ class Gate:
                 return fits
 
     def _partial_match(self, request: AdmissionRequest, match: PrefixMatch) -> tuple[int, int]:
-        if self._copied_tokens is None:
+        if self._partial_reuse_tokens is None:
             return _NO_PARTIAL
         partial = self._core.partial_match(request.namespace, request.token_ids, match)
-        return partial if partial[1] >= self._copied_tokens else _NO_PARTIAL
+        return partial if partial[1] >= self._partial_reuse_tokens else _NO_PARTIAL

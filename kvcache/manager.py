@@ -111,7 +111,7 @@ class CacheManager:
             self._room,
             self._accounting,
             self._ledger,
-            copied_tokens=None if memory is None else partial_reuse_tokens,
+            partial_reuse_tokens=None if memory is None else partial_reuse_tokens,
             expire=self.expire,
         )
 
