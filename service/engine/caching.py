@@ -24,6 +24,12 @@ from service.engine.errors import StartError
 from service.engine.tenancy import shares_in_blocks
 
 _SPARE_BYTES = 512 * MIB  # of the host's memory, for what the process needs beside the pool
+# What to look at when a tier cannot be opened.
+_SETTING_OF_TIER = {
+    HostTier.name: "host_cache_bytes",
+    DiskTier.name: "disk_cache_folder",
+    RedisTier.name: "remote_cache_url",
+}
 _REMOTE_SECONDS = 7 * 86_400  # how long a remote store keeps a block that nobody asks for
 
 
@@ -86,7 +92,7 @@ def make_offload(
             clock=clock,
         )
     except TierError as error:
-        raise StartError(str(error)) from error
+        raise StartError(f"{_SETTING_OF_TIER[error.tier]}: {error}") from error
 
 
 def _disk(settings: EngineSettings, fingerprint: Fingerprint) -> Tier | None:

@@ -70,7 +70,7 @@ def test_a_folder_that_cannot_be_used_is_a_failed_start(
     file = tmp_path / "file"
     file.write_text("in the way")
     settings = EngineSettings(host_cache_bytes=1 << 20, disk_cache_folder=str(file))
-    with pytest.raises(StartError, match=r"disk tier: .*file"):
+    with pytest.raises(StartError, match=r"disk_cache_folder: disk tier: .*file"):
         make_offload(settings, manager_of(settings, memory), memory, FINGERPRINT)
 
 
@@ -78,7 +78,7 @@ def test_a_folder_that_cannot_be_used_is_a_failed_start(
 def test_a_remote_url_that_is_none_is_a_failed_start(memory: ArenaMemory, url: str) -> None:
     pytest.importorskip("redis")
     settings = EngineSettings(host_cache_bytes=1 << 20, remote_cache_url=url)
-    with pytest.raises(StartError, match="redis tier: ") as caught:
+    with pytest.raises(StartError, match="remote_cache_url: redis tier: ") as caught:
         make_offload(settings, manager_of(settings, memory), memory, FINGERPRINT)
     assert "secret" not in str(caught.value)
 
