@@ -7,13 +7,14 @@ import mmap
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvcache import Arena, KVDtype, KVLayout
 from kvcache.arena import HEADROOM_BYTES
-from kvcache.errors import InvalidArgumentError, MemoryShortError
+from kvcache.errors import ArenaError, InvalidArgumentError, MemoryShortError
 
 PAGE = mmap.PAGESIZE
 # 3,072 bytes a block: three of four boundaries lie inside a page.
@@ -30,6 +31,48 @@ def resident_bytes(arena: Arena) -> int:
     mincore = ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(("mincore", ctypes.CDLL(None)))
     assert mincore(first, pages * PAGE, present.ctypes.data) == 0
     return int((present & 1).sum()) * PAGE
+
+
+def is_mapped(address: int) -> bool:
+    """Whether this process has anything at an address."""
+    spans = (
+        line.split(" ", 1)[0].split("-")
+        for line in Path("/proc/self/maps").read_text().splitlines()
+    )
+    return any(int(start, 16) <= address < int(end, 16) for start, end in spans)
+
+
+def test_an_arena_is_writable_zeroed_memory_of_exactly_the_blocks() -> None:
+    with Arena(LAYOUT, 5) as arena:
+        assert len(arena.buffer) >= arena.size_bytes == 5 * LAYOUT.block_bytes
+        pool = np.frombuffer(arena.buffer, np.uint16).reshape(LAYOUT.shape(5))
+        assert not pool.any()
+        pool[4, 2, 1, 15, 1, 7] = 9
+        assert arena.buffer[-2:] == bytes([9, 0])
+        del pool
+
+
+def test_an_arena_is_unmapped_when_nothing_views_it_any_more() -> None:
+    arena = Arena(LAYOUT, 5)
+    pool = np.frombuffer(arena.buffer, np.uint16)
+    address = pool.ctypes.data
+    arena.close()
+    assert pool[0] == 0
+    assert is_mapped(address)
+    del pool
+    assert not is_mapped(address)
+    arena.close()
+
+
+def test_an_arena_that_cannot_be_mapped_says_how_large_it_was_to_be() -> None:
+    with pytest.raises(ArenaError) as caught:
+        Arena(LAYOUT, 2**50)
+    assert caught.value.size_bytes == 2**50 * LAYOUT.block_bytes
+
+
+def test_an_arena_needs_a_block_beside_the_null_block() -> None:
+    with pytest.raises(InvalidArgumentError, match="num_blocks is 1"):
+        Arena(LAYOUT, 1)
 
 
 def test_views_of_the_whole_reservation_stay_valid() -> None:
