@@ -94,6 +94,15 @@ class TieredEngine(EngineHarness):
         self.run()
         self.assert_said(*specs)
 
+    def lose_a_prompt(self) -> SequenceSpec:
+        """Serves a prompt of ten blocks, and so many others that its blocks leave a pool of 16."""
+        first = spec_of(1, prompt(1, 160), max_tokens=2)
+        self.serve(first)
+        self.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
+        if (disk := self.disk) is not None:
+            until(lambda: disk.blocks_of(b"") >= 9)
+        return first
+
     def assert_said(self, *specs: SequenceSpec) -> None:
         for spec in specs:
             assert self.output(spec.sequence_id) == self.oracle(spec)
@@ -126,9 +135,7 @@ class TestLoads:
 
     def test_a_prompt_whose_blocks_left_the_pool_is_loaded(self, engines: Engines) -> None:
         engine = engines(host_blocks=64, blocks=16)
-        first = spec_of(1, prompt(1, 160), max_tokens=2)
-        engine.serve(first)
-        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
+        first = engine.lose_a_prompt()
         assert engine.manager.lookup(b"", np.array(first.prompt_ids, np.int32)) == 0
         computed_before = engine.runner.computed_tokens
         engine.serve(spec_of(9, first.prompt_ids, max_tokens=2))
@@ -140,10 +147,7 @@ class TestLoads:
     def test_a_load_is_waited_for_while_others_run(self, engines: Engines) -> None:
         disk = FakeTier()
         engine = engines(host_blocks=1, disk=disk, blocks=16)
-        first = spec_of(1, prompt(1, 160), max_tokens=2)
-        engine.serve(first)
-        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
-        until(lambda: disk.blocks_of(b"") >= 9)
+        first = engine.lose_a_prompt()
         disk.gate("read").clear()
         engine.core.submit([spec_of(8, first.prompt_ids, max_tokens=2)])
         engine.core.submit([spec_of(9, prompt(9, 20), max_tokens=2)])
@@ -162,10 +166,7 @@ class TestLoads:
     ) -> None:
         disk = FakeTier()
         engine = engines(host_blocks=1, disk=disk, blocks=16)
-        first = spec_of(1, prompt(1, 160), max_tokens=2)
-        engine.serve(first)
-        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
-        until(lambda: disk.blocks_of(b"") >= 9)
+        first = engine.lose_a_prompt()
         disk.gate("read").clear()
         again = spec_of(9, first.prompt_ids, max_tokens=2)
         engine.core.submit([again])
@@ -184,10 +185,7 @@ class TestLoads:
     ) -> None:
         disk = FakeTier()
         engine = engines(host_blocks=1, disk=disk, blocks=16)
-        first = spec_of(1, prompt(1, 160), max_tokens=2)
-        engine.serve(first)
-        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
-        until(lambda: disk.blocks_of(b"") >= 9)
+        first = engine.lose_a_prompt()
         disk.gate("read").clear()
         again = spec_of(8, first.prompt_ids, max_tokens=2)
         engine.core.submit([again])
@@ -204,10 +202,7 @@ class TestLoads:
     ) -> None:
         disk = FakeTier()
         engine = engines(host_blocks=1, disk=disk, lease_seconds=60.0, blocks=16, load_line=1.0)
-        first = spec_of(1, prompt(1, 160), max_tokens=2)
-        engine.serve(first)
-        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
-        until(lambda: disk.blocks_of(b"") >= 9)
+        first = engine.lose_a_prompt()
         alone = spec_of(8, prompt(8, 94), max_tokens=40)
         engine.core.submit([alone])
         engine.step()
@@ -227,10 +222,7 @@ class TestLoads:
     def test_an_abort_while_blocks_are_loaded_leaves_nothing_behind(self, engines: Engines) -> None:
         disk = FakeTier()
         engine = engines(host_blocks=1, disk=disk, blocks=16)
-        first = spec_of(1, prompt(1, 160), max_tokens=2)
-        engine.serve(first)
-        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
-        until(lambda: disk.blocks_of(b"") >= 9)
+        first = engine.lose_a_prompt()
         disk.gate("read").clear()
         engine.core.submit([spec_of(9, first.prompt_ids, max_tokens=2)])
         engine.step()
@@ -242,9 +234,7 @@ class TestLoads:
 
     def test_after_a_flush_no_tier_has_anything(self, engines: Engines) -> None:
         engine = engines(host_blocks=64, blocks=16)
-        first = spec_of(1, prompt(1, 160), max_tokens=2)
-        engine.serve(first)
-        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
+        first = engine.lose_a_prompt()
         engine.core.flush(None)
         engine.serve(spec_of(9, first.prompt_ids, max_tokens=2))
         assert engine.started(9).cached_tokens == 0
@@ -252,9 +242,7 @@ class TestLoads:
 
     def test_one_who_opted_out_of_the_cache_is_not_loaded_for(self, engines: Engines) -> None:
         engine = engines(host_blocks=64, blocks=16)
-        first = spec_of(1, prompt(1, 160), max_tokens=2)
-        engine.serve(first)
-        engine.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
+        first = engine.lose_a_prompt()
         engine.serve(spec_of(9, first.prompt_ids, max_tokens=2, use_prefix_cache=False))
         assert engine.tiers.loaded_blocks == 0
 
