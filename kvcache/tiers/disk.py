@@ -10,6 +10,8 @@ so it is there wholly or not at all when the process is killed. It is not synced
 of power a renamed file may be short or hold zeros, which its checksum finds, and a lost entry
 of a cache is a miss, while a sync for each would cost more than the tier brings.
 
+K and V tell the prompts they were computed from: a folder that the tier makes is its user's own.
+
 Files of other fingerprints are never read, but they take room, so they count in the bound and
 are the first to go. What does not look like a file of a tier is neither counted nor deleted.
 """
@@ -60,7 +62,7 @@ class DiskTier:
         self._read_blocks = self._written_blocks = self._evicted_blocks = 0
         self._faults: Counter[EntryFault] = Counter()
         try:
-            root.mkdir(parents=True, exist_ok=True)
+            root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._owned: int | None = own(root / _LOCK)
         except OSError as error:
             raise TierError(self.name, str(error)) from error

@@ -315,6 +315,11 @@ def test_a_folder_that_became_a_file_is_a_tier_error_and_takes_no_room(tmp_path:
     tier.close()
 
 
+def test_a_folder_that_the_tier_makes_is_nobody_elses(disk: Open, tmp_path: Path) -> None:
+    with disk():
+        assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
+
+
 def test_a_folder_has_one_owner(disk: Open) -> None:
     with disk() as tier, pytest.raises(TierError, match="owned by another"):
         DiskTier(tier._root, FINGERPRINT, ROOM)
