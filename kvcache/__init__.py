@@ -24,7 +24,7 @@ A sequence     admit -> Fits | NotNow | NeverFits; begin; append and commit in e
                fork; release. When `append` is short of blocks, `plan_preemption` says whom to
                `preempt`, and how; `forget` one that will not come back.
 What is kept   lookup, pending_prefix; expect for a request that waits; pin until a deadline;
-               flush. Tenants have a TenantShare, requests a retention level.
+               flush. Tenants have a TenantShare (set_share), requests a retention level.
 Transfers      begin_load and finish_load, begin_store and end_lease: leases with deadlines,
                ended by expire. `kvcache.tiers` builds host, disk and remote tiers on them.
 The pool       resize; add_listener; snapshot and EventLog, for an IndexReplica elsewhere.

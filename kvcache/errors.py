@@ -66,10 +66,13 @@ class IllegalTransitionError(KVCacheError):
 
 
 class OutOfBlocksError(KVCacheError):
-    """A multi-block request exceeds the free blocks; nothing was taken."""
+    """More blocks are wanted than can be had; nothing was taken.
+
+    `free_blocks` counts what eviction would free with the ones that are free already.
+    """
 
     def __init__(self, wanted_blocks: int, free_blocks: int) -> None:
-        super().__init__(f"{wanted_blocks} blocks wanted, {free_blocks} are free")
+        super().__init__(f"{wanted_blocks} blocks are wanted, {free_blocks} can be had")
         self.wanted_blocks = wanted_blocks
         self.free_blocks = free_blocks
 
