@@ -9,7 +9,7 @@ The operations are in `kv_operations` and `kv_holds`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from kv_evictions import NO_SHARE, Cached, Look, judge
@@ -72,6 +72,9 @@ class Recount:
     live_sequences: int = 0
     slack_tokens: int = 0
     stranded_blocks: int = 0
+
+
+GAUGES = [gauge.name for gauge in fields(Recount)]
 
 
 class World:
@@ -258,8 +261,8 @@ class World:
             dropped = self.end_what_is_due() > 0
         holders = self.holders()
         self.count = self.recount(holders)
-        wanted = asdict(self.count)
-        seen = {name: getattr(stats, name) for name in wanted}
+        wanted = {name: getattr(self.count, name) for name in GAUGES}
+        seen = {name: getattr(stats, name) for name in GAUGES}
         assert seen == wanted, f"the manager counts {seen}, the model {wanted}"
         self.evicted_blocks += len(removals)
         self.gone = [*self.gone, *(key for _, key in removals)][-8:]
