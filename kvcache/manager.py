@@ -46,6 +46,7 @@ from kvcache.tenant_ledger import TenantLedger
 from kvcache.tenants import Tenants, TenantShare
 
 _MAX_BLOCKS = 2**31 - 1  # a block id is an int32
+_MAX_BLOCK_TOKENS = 2**31 - 1
 _NO_TENANTS: Mapping[str, TenantShare] = MappingProxyType({})
 
 
@@ -81,8 +82,9 @@ class CacheManager:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         _require_blocks(num_blocks)
-        if block_tokens < 1:
-            raise InvalidArgumentError("block_tokens", block_tokens, "at least 1")
+        if not 1 <= block_tokens <= _MAX_BLOCK_TOKENS:
+            limit = f"at least 1 and at most {_MAX_BLOCK_TOKENS}"
+            raise InvalidArgumentError("block_tokens", block_tokens, limit)
         if partial_reuse_tokens is not None and partial_reuse_tokens < 1:
             limit = "at least 1, or None"
             raise InvalidArgumentError("partial_reuse_tokens", partial_reuse_tokens, limit)

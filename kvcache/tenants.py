@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import index
 
 from kvcache.core import GROUPS, CacheCore
 from kvcache.errors import InvalidArgumentError
@@ -25,9 +26,9 @@ class TenantShare:
     quota_blocks: int | None = None  # most at a time, in use or cached; None: what is there
 
     def __post_init__(self) -> None:
-        if self.floor_blocks < 0:
+        if index(self.floor_blocks) < 0:
             raise InvalidArgumentError("floor_blocks", self.floor_blocks, "at least 0")
-        if self.quota_blocks is not None and self.quota_blocks < max(1, self.floor_blocks):
+        if self.quota_blocks is not None and index(self.quota_blocks) < max(1, self.floor_blocks):
             limit = f"at least 1 and at least floor_blocks ({self.floor_blocks})"
             raise InvalidArgumentError("quota_blocks", self.quota_blocks, limit)
 

@@ -142,5 +142,7 @@ def test_malformed_requests_name_the_field_and_the_limit(new_manager: NewManager
         request(1, [1], headroom_blocks=-2)
     with pytest.raises(InvalidArgumentError, match="block_tokens is 0"):
         new_manager(9, 0)
+    with pytest.raises(InvalidArgumentError, match="block_tokens is 2147483648"):
+        new_manager(9, 2**31)
     with pytest.raises(InvalidArgumentError, match="flat int32"):
         new_manager(9, 4).lookup(RED, np.arange(4, dtype=np.int64))  # type: ignore[arg-type]

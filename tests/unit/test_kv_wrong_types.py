@@ -10,7 +10,7 @@ import pytest
 from kv_cores import NewManager
 from kv_manager_driver import RED, request, run, serve, tokens
 
-from kvcache import AdmissionRequest, CacheManager
+from kvcache import AdmissionRequest, CacheManager, TenantShare
 from kvcache.errors import InvalidArgumentError
 
 PROMPT = tokens(range(8))
@@ -54,6 +54,8 @@ def test_namespaces_that_are_not_bytes_and_tokens_that_are_no_array_are_refused(
         lambda m: m.fork(1, 2.5),
         lambda m: m.resize(7.0),
         lambda m: m.preempt(1, keep_blocks=1.5),
+        lambda _: TenantShare(1.5),  # type: ignore[arg-type]
+        lambda _: TenantShare(0, 1.5),  # type: ignore[arg-type]
         lambda _: wrong_request(sequence_id=1.5),
         lambda _: wrong_request(headroom_blocks=0.5),
         lambda _: wrong_request(retention=1.5),
