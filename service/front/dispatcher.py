@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import enum
-import itertools
 import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -15,22 +13,20 @@ from service.config import ServeSettings
 from service.engine.messages import (
     Abort,
     Failed,
-    Flush,
     Flushed,
     FromEngine,
     Heartbeat,
     Loading,
     LookedUp,
-    Lookup,
     Ready,
     Refused,
-    Resize,
     Resized,
     SequenceSpec,
     ShrinkPolicy,
     StepReport,
     Submit,
 )
+from service.front.engine_calls import EngineCalls
 from service.front.engine_death import EngineDeath
 from service.front.engine_totals import EngineTotals
 from service.front.events import (
@@ -38,7 +34,6 @@ from service.front.events import (
     EngineLost,
     ExceedsCapacity,
     ModelFailed,
-    NotReady,
 )
 from service.front.journal import Journal
 from service.front.quarantine import Conviction, Quarantine
@@ -89,12 +84,11 @@ class Dispatcher:
     ) -> None:
         self._observer = observer
         self._supervisor = Supervisor(settings, self, command)
+        self.calls = EngineCalls(self._supervisor)  # beside the requests
         self._journal = Journal()
         self._requests: dict[LiveRequest, None] = {}  # not over, in order of arrival
         self._quarantine: Quarantine[LiveRequest] = Quarantine()  # of the same requests
         self._in_engine: dict[int, LiveRequest] = {}  # by sequence
-        self._call_ids = itertools.count()
-        self._calls: dict[int, asyncio.Future[Flushed | LookedUp | Resized]] = {}
         self._pool_blocks: int | None = None  # in force by the last resize
         self.state = EngineState.STARTING
         self.failure: str | None = None
@@ -118,7 +112,7 @@ class Dispatcher:
     async def stop(self) -> None:
         """Stops the engine and reaps it."""
         await self._supervisor.stop()
-        self._fail_calls()
+        self.calls.fail()
 
     # --- what the front asks for ---
 
@@ -147,27 +141,6 @@ class Dispatcher:
         self._abort(sequence_ids)
         for sequence_id in sequence_ids:
             self._in_engine.pop(sequence_id, None)
-
-    async def flush(self, namespace: bytes | None) -> Flushed:
-        """Drops cached blocks. Raises NotReady without an engine, or when it dies."""
-        call_id = next(self._call_ids)
-        answer = await self._ask(call_id, Flush(call_id, namespace))
-        assert isinstance(answer, Flushed)
-        return answer
-
-    async def lookup(self, namespace: bytes, token_ids: list[int]) -> int:
-        """Leading tokens in the cache. Raises NotReady without an engine, or when it dies."""
-        call_id = next(self._call_ids)
-        answer = await self._ask(call_id, Lookup(call_id, namespace, token_ids))
-        assert isinstance(answer, LookedUp)
-        return answer.cached_tokens
-
-    async def resize(self, num_blocks: int, policy: ShrinkPolicy, limit_seconds: float) -> Resized:
-        """Gives the pool another size. Raises NotReady without an engine, or when it dies."""
-        call_id = next(self._call_ids)
-        answer = await self._ask(call_id, Resize(call_id, num_blocks, policy, limit_seconds))
-        assert isinstance(answer, Resized)
-        return answer
 
     # --- EngineListener ---
 
@@ -221,9 +194,7 @@ class Dispatcher:
             case Flushed() | LookedUp() | Resized():
                 if isinstance(message, Resized):
                     self._pool_blocks = message.num_blocks
-                answer = self._calls.pop(message.call_id, None)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+                self.calls.answered(message)
             case _:
                 raise AssertionError(f"not a message of a ready engine: {message!r}")
 
@@ -233,8 +204,7 @@ class Dispatcher:
         """An engine starts with the pool of its settings: its memory may be somebody else's now."""
         blocks = self._pool_blocks
         if blocks is not None and blocks != ready.num_blocks:
-            call_id = next(self._call_ids)  # nobody waits for the answer
-            self._supervisor.send(Resize(call_id, blocks, ShrinkPolicy.PREEMPT, _RESTORE_SECONDS))
+            self.calls.order_resize(blocks, ShrinkPolicy.PREEMPT, _RESTORE_SECONDS)
 
     def _submit_waiting(self) -> None:
         while self._supervisor.writable:
@@ -340,7 +310,7 @@ class Dispatcher:
 
     def _drop_engine(self) -> None:
         """The engine is gone with what it had left to say."""
-        self._fail_calls()
+        self.calls.fail()
         self.totals.engine_lost()
         self._in_engine.clear()
         settled: list[LiveRequest] = []
@@ -357,26 +327,6 @@ class Dispatcher:
             request.fail(EngineLost(tokens_sent=request.sent_tokens))
             self.forget(request)
         self._observer.requests_progressed(requests, time.monotonic())
-
-    def _fail_calls(self) -> None:
-        calls, self._calls = self._calls, {}
-        for answer in calls.values():
-            if not answer.done():
-                answer.set_exception(NotReady())
-
-    async def _ask(
-        self, call_id: int, message: Flush | Lookup | Resize
-    ) -> Flushed | LookedUp | Resized:
-        if not self._supervisor.writable:
-            raise NotReady
-        answer: asyncio.Future[Flushed | LookedUp | Resized]
-        answer = asyncio.get_running_loop().create_future()
-        self._calls[call_id] = answer
-        self._supervisor.send(message)
-        try:
-            return await answer
-        finally:
-            self._calls.pop(call_id, None)
 
     def _set_state(self, state: EngineState) -> None:
         self.state = state

@@ -254,7 +254,7 @@ class Front:
     async def flush(self, *, tenant: str | None = None, salt: str = "") -> FlushResult:
         """Drops the cached blocks of one tenant and salt, or of all; raises NotReady."""
         namespace = None if tenant is None else self._namespace(tenant, salt)
-        answer = await self._dispatcher.flush(namespace)
+        answer = await self._dispatcher.calls.flush(namespace)
         return FlushResult(answer.dropped_blocks, answer.kept_blocks)
 
     async def set_memory(
@@ -265,7 +265,7 @@ class Front:
         That is something else when `limit_seconds` were not enough. Raises NotReady, and
         MemoryShort when the machine has too little memory for a larger pool.
         """
-        answer = await self._dispatcher.resize(num_blocks, policy, limit_seconds)
+        answer = await self._dispatcher.calls.resize(num_blocks, policy, limit_seconds)
         _log.info("pool resized", wanted_blocks=num_blocks, **msgspec.structs.asdict(answer))
         if (short := answer.shortage) is not None:
             raise MemoryShort(
@@ -277,7 +277,7 @@ class Front:
 
     async def lookup(self, token_ids: list[int], *, tenant: str = "", salt: str = "") -> int:
         """Leading tokens of a prompt that the cache holds now. Raises NotReady."""
-        return await self._dispatcher.lookup(self._namespace(tenant, salt), token_ids)
+        return await self._dispatcher.calls.lookup(self._namespace(tenant, salt), token_ids)
 
     # --- DispatchObserver ---
 
