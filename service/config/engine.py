@@ -132,7 +132,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             str,
             about(
                 "Cache tiers",
-                "Folder for blocks that leave the host tier; they outlive a restart. Unset: off.",
+                "Folder for blocks that leave the host tier; they outlive a restart. A shutdown "
+                "writes for 2 seconds what the host tier has. Unset: off.",
                 min_length=1,
             ),
         ]
