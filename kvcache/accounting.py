@@ -40,9 +40,11 @@ class Accounting:
         """A sequence is about to start; what it evicts then is no reason for its miss."""
         request, match, hit_tokens = fits.plan.request, fits.plan.match, fits.cached_tokens
         self.partial_hit_tokens += fits.plan.partial[1]
+        gone = self._preempted.pop(request.sequence_id, None)
         if request.resumed:
             self.resumed_hit_tokens += hit_tokens
-            self._resumed(request.sequence_id, hit_tokens)
+            if gone is not None:
+                self.recompute_tokens[gone.cause] += max(0, gone.computed_tokens - hit_tokens)
             return
         if not request.use_cache:
             self.misses[MissReason.DISABLED] += 1
@@ -89,8 +91,3 @@ class Accounting:
         for sequence_id, gone in self._preempted.items():
             if namespace is None or namespace == gone.namespace:
                 self._preempted[sequence_id] = replace(gone, cause=RecomputeCause.FLUSH)
-
-    def _resumed(self, sequence_id: int, hit_tokens: int) -> None:
-        gone = self._preempted.pop(sequence_id, None)
-        if gone is not None:
-            self.recompute_tokens[gone.cause] += max(0, gone.computed_tokens - hit_tokens)

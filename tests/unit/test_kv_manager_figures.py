@@ -106,6 +106,19 @@ def test_a_flush_of_another_namespace_is_no_cause(new_manager: NewManager) -> No
     assert manager.stats().recompute_tokens[RecomputeCause.FLUSH] == 0
 
 
+def test_a_preemption_is_over_when_its_id_begins_as_another_request(
+    new_manager: NewManager,
+) -> None:
+    manager = new_manager(9, 4)
+    run(manager, request(1, range(10)))
+    manager.preempt(1)
+    run(manager, request(1, range(100, 110)))
+    manager.release(1)
+    manager.flush(None)
+    run(manager, request(1, range(10), resumed=True))
+    assert set(manager.stats().recompute_tokens.values()) == {0}
+
+
 def test_regret_is_a_cause(new_manager: NewManager) -> None:
     manager = new_manager(9, 4)
     serve(manager, request(1, range(9)))
