@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _Generations = tuple[bytes, bytes]  # of the fingerprint, of the namespace
 
+_MOST_KNOWN = 65_536  # namespaces whose generations are remembered
 _READ_BYTES = 16 * 2**20  # of values asked for in one command
 
 
@@ -215,6 +216,8 @@ class RedisTier:
         if None in current:  # evicted between two commands: the server has no room for us
             raise TierError(self.name, "the server does not keep what it is given")
         with self._lock:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()  # asked for again as needed
             self._known[namespace] = known = cast(_Generations, tuple(current))
         return known
 

@@ -164,6 +164,18 @@ def test_tenants_salts_and_weights_are_apart(new_tier: NewTier) -> None:
     assert read(new_tier(), mine) == 3
 
 
+def test_any_number_of_namespaces_takes_bounded_memory(
+    new_tier: NewTier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvcache.tiers.remote_redis._MOST_KNOWN", 3)
+    tier = new_tier()
+    all_keys = [keys_of(1, namespace=namespace) for namespace in (b"a", b"b", b"c", b"d", b"e")]
+    for keys in all_keys:
+        put_all(tier, keys)
+        assert len(tier._known) <= 3
+    assert [read(tier, keys) for keys in all_keys] == [1, 1, 1, 1, 1]
+
+
 def test_a_dropped_namespace_is_gone_for_all_replicas_at_once(new_tier: NewTier) -> None:
     first, second = new_tier(), new_tier()
     mine, yours = keys_of(3, namespace=b"me"), keys_of(3, namespace=b"you")
