@@ -44,7 +44,7 @@ class EverythingMachine(RuleBasedStateMachine):
         policy=st.sampled_from(["reuse-aware", "lru"]),
         shares=st.sampled_from(["none", "floor", "quota", "both"]),
         ttl_seconds=st.sampled_from([None, 2.0]),
-        partial_reuse_tokens=st.sampled_from([None, 1, 2]),
+        partial_reuse_tokens=st.sampled_from([1, 1, 2, None]),
         host_blocks=st.sampled_from([0, 0, 3, 40, 40, 40]),
     )
     def start_world(
@@ -389,7 +389,7 @@ class EverythingMachine(RuleBasedStateMachine):
         self.world.resize(usable if self.world.size <= 32 else 1 + usable // 3)
         self.resized_at = self.world.steps
 
-    @precondition(lambda self: self.world.steps >= self.flushed_at + 40)
+    @precondition(lambda self: self.world.steps >= self.flushed_at + 25)
     @rule(namespace=st.sampled_from([None, *sorted(TENANT_OF)]))
     def flush(self, namespace: bytes | None) -> None:
         self.world.flush(namespace)
