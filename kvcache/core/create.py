@@ -35,7 +35,7 @@ def create_core(
         except ImportError as error:
             if choice == "native":
                 raise NativeCoreMissingError(str(error)) from error
-            _logger.warning("kvcache runs without its native core, several times slower: %s", error)
+            _logger.warning("kvcache runs without its native core, many times slower: %s", error)
         else:
             return "native", NativeCore(num_blocks, block_tokens, *rule, record_events)
     return "python", PythonCore(num_blocks, block_tokens, *rule, record_events)
