@@ -239,16 +239,6 @@ class CacheManager:
         """Blocks of the sequence that nobody else holds: what preempting it frees."""
         return self._core.exclusive_blocks(sequence_id)
 
-    def recompute_tokens(self, sequence_id: int) -> int:
-        """Tokens to compute again if the sequence is preempted and what it alone holds evicted.
-
-        That is all of its tokens but those in blocks that others hold too.
-        """
-        tokens = self._core.num_tokens(sequence_id)
-        blocks = -(-tokens // self.block_tokens)
-        shared = blocks - self._core.exclusive_blocks(sequence_id)
-        return max(0, tokens - shared * self.block_tokens)
-
     def fork(self, parent_id: int, child_id: int) -> None:
         """Starts a sequence with the tokens and the progress of another, for n > 1 or beams.
 

@@ -222,7 +222,7 @@ class ManagersInLockStep(RuleBasedStateMachine):
         assert native == python
         for sequence_id in range(8):
             self.both(lambda manager, i=sequence_id: manager.block_table(i).tolist())
-            self.both(lambda manager, i=sequence_id: manager.recompute_tokens(i))
+            self.both(lambda manager, i=sequence_id: manager.exclusive_blocks(i))
 
 
 TestManagersInLockStep = ManagersInLockStep.TestCase

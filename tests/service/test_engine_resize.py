@@ -1,118 +1,20 @@
-"""Live resize: the pool grows and shrinks while requests run, and no token changes.
-
-The model's KV is a hash (see `engine_fakes`) in a real arena behind real block tables. After
-every step all KV that anybody may read is compared token by token, and every block that
-nobody may read is overwritten. A block behind the end of the pool has no memory: touching it
-would end the test run.
-"""
+"""Live resize: the pool grows and shrinks while requests run, and no token changes."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from typing import Any
-
 import numpy as np
 import pytest
-from engine_fakes import EngineHarness, kv_of, spec_of
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from engine_fakes import spec_of
+from resize_harness import BLOCK_TOKENS, PREEMPT, WAIT, ResizeHarness, prompt
 
 from kvcache import Admission, AdmissionRequest
-from kvcache.errors import UnknownSequenceError
 from service.engine.messages import (
     FinishReason,
     MemoryShortage,
-    Resize,
     Resized,
     SequenceSpec,
     ShrinkPolicy,
-    StepReport,
 )
-
-WAIT, PREEMPT = ShrinkPolicy.WAIT, ShrinkPolicy.PREEMPT
-BLOCK_TOKENS = 4
-
-
-class ResizeHarness(EngineHarness):
-    """Checks the KV of the whole pool after every step."""
-
-    def __init__(self, **options: Any) -> None:
-        super().__init__(**{"block_tokens": BLOCK_TOKENS, "load_line": 1.0, **options})
-        self.specs: dict[int, SequenceSpec] = {}
-        self.kv = np.frombuffer(self.runner.arena.buffer, np.uint64)
-
-    def submit(self, *specs: SequenceSpec) -> None:
-        self.specs.update({spec.sequence_id: spec for spec in specs})
-        self.core.submit(specs)
-
-    def resize(
-        self, blocks: int, policy: ShrinkPolicy = PREEMPT, limit_seconds: float = 1e6
-    ) -> int:
-        """Orders it; answers the id that its end will have."""
-        call_id = next(_call_ids)
-        self.core.resize(Resize(call_id, blocks, policy, limit_seconds))
-        return call_id
-
-    def end_of(self, call_id: int) -> Resized:
-        (end,) = (resized for resized in self.resized if resized.call_id == call_id)
-        return end
-
-    def step(self) -> StepReport:
-        report = super().step()
-        arena, manager = self.runner.arena, self.manager
-        assert arena.num_blocks == manager.usable_blocks + 1 == report.stats.blocks_total + 1
-        readable = self._check_kv()
-        assert all(0 < block < arena.num_blocks for block in readable)
-        self.runner.poison(set(range(1, arena.num_blocks)) - readable)
-        return report
-
-    def assert_undisturbed(self) -> None:
-        """Every request said what it would have said alone."""
-        for spec in self.specs.values():
-            assert self.output(spec.sequence_id) == self.oracle(spec), spec.sequence_id
-        assert self.core.stats().blocks_held == 0
-
-    def _live_blocks(self) -> Iterator[tuple[int, int, list[int]]]:
-        """Block, position of its first token and computed tokens of all live sequences."""
-        for spec in self.specs.values():
-            try:
-                computed = self.manager.computed_tokens(spec.sequence_id)
-            except UnknownSequenceError:
-                continue
-            tokens = [*spec.prompt_ids, *spec.output_ids, *self.output(spec.sequence_id)]
-            for index, block in enumerate(self.manager.block_table(spec.sequence_id).tolist()):
-                first = index * self.manager.block_tokens
-                yield block, first, tokens[:computed][first : first + self.manager.block_tokens]
-
-    def _cached_blocks(self) -> Iterator[tuple[int, int, list[int]]]:
-        """The same of all blocks of the index."""
-        size = self.manager.block_tokens
-        ends = {None: 0}
-        for stored in self.manager.snapshot().runs:
-            start = ends[stored.parent]
-            for index, block in enumerate(stored.blocks):
-                own = stored.token_ids[index * size : (index + 1) * size]
-                yield block, start + index * size, list(own)
-                ends[block] = start + (index + 1) * size
-
-    def _check_kv(self) -> set[int]:
-        """Compares what can be read with what it should be, token by token; answers its blocks."""
-        blocks = [*self._live_blocks(), *self._cached_blocks()]
-        size = self.manager.block_tokens
-        slots = [block * size + i for block, _, tokens in blocks for i in range(len(tokens))]
-        positions = [first + i for _, first, tokens in blocks for i in range(len(tokens))]
-        tokens = [token for _, _, tokens in blocks for token in tokens]
-        expected = kv_of(np.array(tokens, np.int32), np.array(positions, np.int32))
-        np.testing.assert_array_equal(self.kv[np.array(slots, np.int64)], expected)
-        return {block for block, _, _ in blocks}
-
-
-_call_ids = itertools.count(1)
-
-
-def prompt(seed: int, tokens: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, 256, tokens).tolist()
 
 
 def load_of_64() -> list[SequenceSpec]:
@@ -478,79 +380,3 @@ def test_shares_of_tenants_are_those_of_the_present_size() -> None:
     harness.resize(40)
     harness.run()
     assert shares() == (20, 20)
-
-
-@st.composite
-def scripts(draw: st.DrawFn) -> list[tuple[str, Any]]:
-    """What happens before each step."""
-    action = st.one_of(
-        st.tuples(st.just("step"), st.integers(1, 6)),
-        st.tuples(
-            st.just("submit"),
-            st.tuples(
-                st.integers(0, 2), st.integers(1, 40), st.integers(1, 30), st.integers(-1, 1)
-            ),
-        ),
-        st.tuples(st.just("abort"), st.integers(0, 30)),
-        st.tuples(
-            st.just("resize"),
-            st.tuples(
-                st.integers(1, 60), st.sampled_from(ShrinkPolicy), st.sampled_from([2.0, 1e6])
-            ),
-        ),
-        st.tuples(st.just("flush"), st.none()),
-    )
-    return draw(st.lists(action, min_size=4, max_size=40))
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    script=scripts(),
-    blocks=st.integers(4, 60),
-    chunk_blocks=st.sampled_from([1, 5, 1000]),
-    block_tokens=st.sampled_from([1, 4, 5]),
-)
-def test_resizes_race_with_admissions_growth_and_aborts(
-    script: list[tuple[str, Any]], blocks: int, chunk_blocks: int, block_tokens: int
-) -> None:
-    """Every request ends with what it would have said, or is refused or cut for its size."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("service.engine.resize.CHUNK_BYTES", chunk_blocks * 8 * block_tokens)
-        harness = ResizeHarness(blocks=blocks, max_blocks=60, block_tokens=block_tokens)
-        aborted: set[int] = set()
-        orders: list[int] = []
-        for action, argument in script:
-            if action == "step":
-                for _ in range(argument):
-                    harness.step()
-            elif action == "submit":
-                stem, tokens, max_tokens, priority = argument
-                number = len(harness.specs)
-                own = [*prompt(stem, 40)[:tokens], number % 256]
-                harness.submit(spec_of(number, own, max_tokens=max_tokens, priority=priority))
-            elif action == "abort" and argument in harness.specs:
-                harness.core.abort([argument])
-                aborted.add(argument)
-            elif action == "resize":
-                orders.append(harness.resize(*argument))
-            elif action == "flush":
-                harness.core.flush(None)
-        orders.append(harness.resize(60, WAIT))  # whoever still waits may need all of it
-        harness.run()
-        harness.step()
-    assert [end.call_id for end in harness.resized] == orders
-    stats = harness.core.stats()
-    assert (stats.blocks_held, stats.blocks_total) == (0, 60)
-    refused = {r.sequence_id for report in harness.reports for r in report.refused}
-    for number, spec in harness.specs.items():
-        whole, said = harness.oracle(spec), harness.output(number)
-        assert said == whole[: len(said)]
-        if number in refused:
-            assert not said
-            continue
-        reason = harness.finished(number).reason
-        if reason is FinishReason.MAX_TOKENS:
-            assert said == whole
-        else:
-            assert reason is FinishReason.EVICTED or number in aborted

@@ -174,7 +174,7 @@ def test_operations_on_unknown_sequences_raise(new_manager: NewManager) -> None:
         manager.block_table,
         manager.num_tokens,
         manager.computed_tokens,
-        manager.recompute_tokens,
+        manager.exclusive_blocks,
         manager.preempt,
         lambda number: manager.append(number, 1),
         lambda number: manager.commit(number, 0),
@@ -184,10 +184,10 @@ def test_operations_on_unknown_sequences_raise(new_manager: NewManager) -> None:
     assert manager.stats().preemptions == 0
 
 
-def test_the_recompute_cost_leaves_out_what_others_hold(new_manager: NewManager) -> None:
+def test_preempting_frees_what_nobody_else_holds(new_manager: NewManager) -> None:
     manager = new_manager(20, 4)
     run(manager, request(1, range(16)))
-    assert manager.recompute_tokens(1) == 16
+    assert manager.exclusive_blocks(1) == 4
     run(manager, request(2, [*range(8), 50, 51]))
-    assert manager.recompute_tokens(1) == 8
-    assert manager.recompute_tokens(2) == 2
+    assert manager.exclusive_blocks(1) == 2
+    assert manager.exclusive_blocks(2) == 1
