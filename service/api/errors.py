@@ -20,6 +20,7 @@ from grpc_status import rpc_status
 
 from service.front.events import (
     AbortedByAdmin,
+    DeadlinePassed,
     Draining,
     DuplicateRequestId,
     EngineCrashedByRequest,
@@ -93,11 +94,6 @@ class ModelNotFound(ApiError):
 
     model: str
     served: str
-
-
-@dataclass(slots=True)
-class DeadlinePassed(ApiError):
-    """The deadline of the call was over before the request could be submitted."""
 
 
 @dataclass(slots=True)
@@ -247,7 +243,7 @@ FAULTS: dict[type[Exception], _Describe] = {
     DeadlinePassed: lambda _: Fault(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         "DEADLINE_EXCEEDED",
-        "the deadline was over before the request was submitted",
+        "the deadline is over",
     ),
     DuplicateRequestId: lambda error: Fault(
         grpc.StatusCode.ALREADY_EXISTS,

@@ -13,7 +13,7 @@ from typing import TypeVar
 from service.api import answers
 from service.api.answers import Answers, CandidateParts
 from service.api.dispatch import Call, ClientGone
-from service.api.errors import REQUEST_ID_KEY, DeadlinePassed, ModelNotFound
+from service.api.errors import REQUEST_ID_KEY, ModelNotFound
 from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.api.prompts import GeneratingRequest, PromptReader, continues_text
 from service.api.validation import (
@@ -23,7 +23,7 @@ from service.api.validation import (
 )
 from service.config import ServeSettings
 from service.front.call import GenerationCall
-from service.front.events import Draining, Ended, Event, NotReady, Progress, Started
+from service.front.events import DeadlinePassed, Draining, Ended, Event, NotReady, Progress, Started
 from service.front.front import Front
 from service.front.handle import RequestHandle
 from service.front.state import FrontState, ModelInfo

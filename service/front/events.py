@@ -116,6 +116,11 @@ class DuplicateRequestId(RequestError):
 
 
 @dataclass(slots=True)
+class DeadlinePassed(RequestError):
+    """The deadline of the call is over: nobody waits for an answer any more."""
+
+
+@dataclass(slots=True)
 class SlowReader(RequestError):
     """The client did not read for too long and was cut."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from service.config import ServeSettings
 from service.engine.messages import FinishReason
 from service.front.call import GenerationCall, sequence_specs
 from service.front.dispatcher import Dispatcher
-from service.front.events import RequestError, SlowReader
+from service.front.events import DeadlinePassed, RequestError, SlowReader
 from service.front.outcome import Outcomes
 from service.front.registry import Registry
 from service.front.request import LiveRequest
@@ -106,16 +107,19 @@ class LiveRequests:
             arrival_seconds=arrival_seconds,
         )
         self._registry.add(request)
-        limits_seconds = [] if call.deadline_seconds is None else [call.deadline_seconds]
+        deadline_seconds = math.inf if call.deadline_seconds is None else call.deadline_seconds
+        limit_seconds = math.inf
         if call.time_limit_seconds is not None:
-            limits_seconds.append(arrival_seconds + call.time_limit_seconds)
-        if limits_seconds and min(limits_seconds) <= now_seconds:
-            self._reach_time_limit(request)  # the engine never hears of it
+            limit_seconds = arrival_seconds + call.time_limit_seconds
+        first_seconds = min(deadline_seconds, limit_seconds)
+        reach = self._reach_time_limit if limit_seconds < deadline_seconds else self._reach_deadline
+        if first_seconds <= now_seconds:
+            reach(request)  # the engine never hears of it
             return request
         self._dispatcher.add(request, specs)
-        if limits_seconds:
+        if first_seconds < math.inf:
             request.timer = asyncio.get_running_loop().call_later(
-                min(limits_seconds) - now_seconds, self._reach_time_limit, request
+                first_seconds - now_seconds, reach, request
             )
         return request
 
@@ -173,6 +177,10 @@ class LiveRequests:
                 limit_seconds=self._settings.slow_reader_seconds,
             ),
         )
+
+    def _reach_deadline(self, request: LiveRequest) -> None:
+        request.timer = None
+        self.cut(request, DeadlinePassed())
 
     def _reach_time_limit(self, request: LiveRequest) -> None:
         request.timer = None

@@ -20,7 +20,7 @@ from front_fakes import (
 from scripted_engine import COUNT, HOLD, WAIT
 
 from service.engine.messages import FinishReason
-from service.front.events import AbortedByAdmin, SlowReader, Started
+from service.front.events import AbortedByAdmin, DeadlinePassed, SlowReader, Started
 from service.front.front import Front
 
 
@@ -109,16 +109,28 @@ async def test_the_deadline_stops_the_work(tmp_path: Path) -> None:
             call([HOLD], deadline_seconds=time.monotonic() + 0.05, time_limit_seconds=3600.0)
         )
         await eventually(lambda: record.aborted_ids() == [1])
-        result = await collect(handle)
+        with pytest.raises(DeadlinePassed):
+            await collect(handle)
+        assert held_blocks(front) == 0
+
+
+async def test_of_deadline_and_time_limit_the_first_one_counts(tmp_path: Path) -> None:
+    """A client that gets text for its time must not lose it to a deadline of the same call."""
+    async with running_front(tmp_path) as (front, _):
+        deadline_seconds = time.monotonic() + 3600
+        result = await collect(
+            await front.generate(
+                call([HOLD], deadline_seconds=deadline_seconds, time_limit_seconds=0.05)
+            )
+        )
         assert result.reasons == {0: FinishReason.TIME_LIMIT}
 
 
 async def test_a_request_past_its_deadline_never_reaches_the_engine(tmp_path: Path) -> None:
     async with running_front(tmp_path) as (front, record):
-        result = await collect(
-            await front.generate(call(say("x"), deadline_seconds=time.monotonic() - 1))
-        )
-        assert result.reasons == {0: FinishReason.TIME_LIMIT}
+        handle = await front.generate(call(say("x"), deadline_seconds=time.monotonic() - 1))
+        with pytest.raises(DeadlinePassed):
+            await collect(handle)
         assert record.submitted() == []
         assert front.stats().live_requests == 0
 
