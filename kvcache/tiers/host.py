@@ -75,7 +75,7 @@ class HostTier:
     operation but `drop_namespace` and `clear` is O(1) a block. Unlike other tiers it belongs
     to one thread, that of the engine: its reads are copies that the engine makes itself.
 
-    Blocks of a lookup that is under way (`pin`) and of swapped sequences (`put_reserved`) are
+    Blocks of a lookup that is under way (`pin`) and of swapped sequences (`reserve`) are
     not given up. When only such are left a put is refused: whoever swaps falls back to
     recomputing, nobody is aborted.
 
@@ -176,10 +176,6 @@ class HostTier:
         self._owned.setdefault(owner, {})[key.digest] = entry
         self._evictable.pop(key.digest, None)
         return True
-
-    def put_reserved(self, owner: int, key: BlockKey, payload: Buffer) -> bool:
-        """Stores one block that stays until `forget(owner)`; False: every slot is kept."""
-        return self.put(key, payload) and self.reserve(owner, key)
 
     def forget(self, owner: int) -> int:
         """Lets go of what was kept for a swapped sequence; answers how many blocks.

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kvcache.tenants import MAX_TENANTS
 from service.config import EngineSettings
 from service.config.sources import load_settings
 from service.config.tenants import TenantPercent, parse_tenant_shares
@@ -73,3 +74,11 @@ def test_tiers_are_off_by_default() -> None:
     assert settings.host_cache_bytes == 0
     assert settings.disk_cache_folder is None
     assert settings.remote_cache_url is None
+
+
+def test_as_many_tenants_are_taken_as_the_cache_manager_tells_apart() -> None:
+    """The settings have the number for themselves: a command line should not load numpy."""
+    names = [f"tenant-{number}" for number in range(MAX_TENANTS + 1)]
+    parse_tenant_shares(",".join(f"{name}=0-1" for name in names[1:]))
+    with pytest.raises(ValueError, match=f"at most {MAX_TENANTS}"):
+        parse_tenant_shares(",".join(f"{name}=0-1" for name in names))

@@ -121,9 +121,14 @@ def test_a_pinned_block_is_neither_evicted_nor_overwritten() -> None:
     assert tier.stats().used_bytes == 2 * BLOCK_BYTES
 
 
+def put_and_reserve(tier: HostTier, owner: int, key: BlockKey) -> bool:
+    """What a swap does for one block."""
+    return tier.put(key, contents(key)) and tier.reserve(owner, key)
+
+
 def test_reserved_blocks_stay_until_forgotten() -> None:
     tier, keys, others = tier_of(3), keys_of(2), keys_of(9, first_token=100)
-    assert all(tier.put_reserved(7, key, contents(key)) for key in keys)
+    assert all(put_and_reserve(tier, 7, key) for key in keys)
     put_all(tier, others)
     assert_reads(tier, keys)
     assert tier.forget(7) == 2
@@ -135,7 +140,7 @@ def test_reserved_blocks_stay_until_forgotten() -> None:
 def test_a_block_of_two_swapped_sequences_stays_for_the_second() -> None:
     tier, keys, others = tier_of(2), keys_of(1), keys_of(4, first_token=100)
     for owner in (1, 2):
-        assert tier.put_reserved(owner, keys[0], contents(keys[0]))
+        assert put_and_reserve(tier, owner, keys[0])
     tier.forget(1)
     put_all(tier, others)
     assert_reads(tier, keys)
@@ -146,7 +151,7 @@ def test_a_block_of_two_swapped_sequences_stays_for_the_second() -> None:
 
 def test_a_tier_full_of_reserved_blocks_refuses_and_loses_nothing() -> None:
     tier, keys = tier_of(2), keys_of(3)
-    assert [tier.put_reserved(7, key, contents(key)) for key in keys] == [True, True, False]
+    assert [put_and_reserve(tier, 7, key) for key in keys] == [True, True, False]
     assert not tier.put(keys[2], contents(keys[2]))
     assert not tier.reserve(8, keys[2])
     assert_reads(tier, keys[:2])
@@ -160,7 +165,7 @@ def test_dropping_a_namespace_drops_what_is_reserved_too_and_nothing_else() -> N
     tier = tier_of(6)
     mine, yours = keys_of(3, namespace=b"me"), keys_of(2, namespace=b"you")
     put_all(tier, mine[:2])
-    tier.put_reserved(7, mine[2], contents(mine[2]))
+    put_and_reserve(tier, 7, mine[2])
     put_all(tier, yours)
     tier.drop_namespace(b"me")
     assert [key in tier for key in mine] == [False] * 3
