@@ -16,14 +16,15 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from kvcache import FlushResult
+from kvcache.pressure import PressureLevel
 from service.api.gen.plimsoll.v1.engine_admin_pb2_grpc import EngineAdminServiceStub
 from service.api.gen.plimsoll.v1.inference_pb2_grpc import InferenceServiceStub
 from service.api.ports import Ports, open_ports
 from service.config import ServeSettings
-from service.engine.messages import EngineStats, FinishReason, SamplingParams, ShrinkPolicy
+from service.engine.figures import EngineStats
+from service.engine.messages import FinishReason, SamplingParams, ShrinkPolicy
 from service.front.call import GenerationCall
 from service.front.events import Delta, Ended, Event, Progress, Started, Timings, Usage
-from service.front.pressure import PressureLevel
 from service.front.state import DrainResult, FrontState, FrontStats, MemoryChange, ModelInfo
 from service.front.watched import Watched
 from service.tokenizer.tokenizer import ChatMessage

@@ -34,9 +34,9 @@ from typing import IO
 import msgspec
 
 from service.engine.channel import Channel, ChannelClosed
+from service.engine.figures import EngineStats
 from service.engine.messages import (
     Abort,
-    EngineStats,
     Failed,
     Finished,
     FinishReason,

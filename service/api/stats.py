@@ -6,7 +6,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from service.api.answers import duration
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
-from service.engine.messages import EngineStats, TierFigures
+from service.engine.figures import EngineStats, TierFigures
 from service.front.state import FrontState, FrontStats
 
 

@@ -13,8 +13,8 @@ from kvcache import CacheManager, PreemptionMode
 from kvcache.tokens import token_array
 from service.config.tenants import parse_tenant_shares
 from service.engine.batch import build_batch
+from service.engine.figures import EngineStats
 from service.engine.messages import (
-    EngineStats,
     Failed,
     Finished,
     FinishReason,

@@ -11,6 +11,7 @@ from service.engine.messages import (
     Flush,
     Flushed,
     Heartbeat,
+    Inject,
     LookedUp,
     Lookup,
     Resize,
@@ -54,7 +55,7 @@ def _patience_seconds(core: EngineCore) -> float:
 
 
 def _handle(
-    message: Submit | Abort | Flush | Lookup | Resize, core: EngineCore, channel: Channel
+    message: Submit | Abort | Flush | Lookup | Resize | Inject, core: EngineCore, channel: Channel
 ) -> None:
     match message:
         case Submit(sequences):
@@ -68,5 +69,7 @@ def _handle(
             channel.send(LookedUp(call_id, core.lookup(namespace, token_ids)))
         case Resize():
             core.resize(message)
+        case Inject():
+            raise ValueError("this engine takes no faults")
         case _:
             assert_never(message)

@@ -16,6 +16,9 @@ from typing import TypeAlias
 
 import msgspec
 
+from service.engine.figures import EngineStats, Incident
+from service.faults.plan import Fault
+
 
 class FinishReason(enum.IntEnum):
     """Why a sequence ended; the numbers are those of `plimsoll.v1.FinishReason`."""
@@ -122,11 +125,25 @@ class Resize(msgspec.Struct, array_like=True, tag="resize", frozen=True):
     limit_seconds: float  # after this the answer comes, whatever is in force
 
 
+class OrderedFault(msgspec.Struct, array_like=True, frozen=True):
+    """A fault that the front has numbered and counts for."""
+
+    fault_id: int
+    began_seconds: float  # monotonic, when the server got the plan
+    fault: Fault  # of a strike: with the count that is left
+
+
+class Inject(msgspec.Struct, array_like=True, tag="inject", frozen=True):
+    """Makes things go wrong; replaces all faults that were ordered before."""
+
+    faults: list[OrderedFault]
+
+
 class Shutdown(msgspec.Struct, array_like=True, tag="shutdown", frozen=True):
     """Asks the engine to leave its loop and exit with status 0."""
 
 
-ToEngine: TypeAlias = Submit | Abort | Flush | Lookup | Resize | Shutdown
+ToEngine: TypeAlias = Submit | Abort | Flush | Lookup | Resize | Inject | Shutdown
 
 
 # --- engine -> front ---------------------------------------------------------
@@ -218,52 +235,13 @@ class Failed(msgspec.Struct, array_like=True, frozen=True):
     cause: str  # for the log, not for clients
 
 
-class TierFigures(msgspec.Struct, array_like=True, frozen=True):
-    """Plain numbers of the tiers below the pool. Counters count since the engine's start."""
+class Exhausted(msgspec.Struct, array_like=True, frozen=True):
+    """A sequence for which the device has no memory, not even alone; the others go on."""
 
-    host_bytes: int  # in use
-    host_capacity_bytes: int
-    spilled_blocks: int  # left the pool for the host tier
-    lost_blocks: int  # left the pool when the host tier had no room
-    loaded_blocks: int  # came back
-    loads: int  # that are under way
-    expired_loads: int  # given up at their deadline
-    disk_bytes: int  # in use; 0 without a disk tier
-    disk_capacity_bytes: int
-    dropped_blocks: int  # that disk and remote store did not take
-    failures: int  # of disk and remote store
-
-
-class EngineStats(msgspec.Struct, array_like=True, frozen=True):
-    """Plain numbers of the engine after a step. Counters count since its start."""
-
-    running: int
-    waiting: int
-    preempted: int
-    blocks_total: int
-    blocks_free: int
-    blocks_cached: int
-    blocks_held: int
-    blocks_reserved: int  # of the held ones, promised and not yet written
-    blocks_shared: int
-    steps: int
-    prefill_tokens: int  # computed, not cached
-    decode_tokens: int  # generated
-    lookup_tokens: int
-    hit_tokens: int
-    evicted_blocks: int
-    preemptions: int
-    step_seconds: float  # moving average
-    last_step_seconds: float  # monotonic time when the last step ended
-    blocks_kept: int = 0  # by pins and transfers, neither held, free nor cached
-    trims: int = 0  # preemptions that took only the tail
-    swaps: int = 0  # preemptions whose blocks were copied to the host
-    tiers: TierFigures | None = None  # None: there are none
-
-    @property
-    def held_share(self) -> float:
-        """Share of the pool that sequences hold; cached blocks count as free."""
-        return self.blocks_held / max(1, self.blocks_total)
+    sequence_id: int
+    wanted_bytes: int
+    free_bytes: int
+    total_bytes: int
 
 
 class StepReport(msgspec.Struct, array_like=True, tag="step", frozen=True):
@@ -275,6 +253,7 @@ class StepReport(msgspec.Struct, array_like=True, tag="step", frozen=True):
     refused: list[Refused]
     stats: EngineStats
     failed: list[Failed] = []
+    exhausted: list[Exhausted] = []
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag="heartbeat", frozen=True):
@@ -317,6 +296,27 @@ class Resized(msgspec.Struct, array_like=True, tag="resized", frozen=True):
     shortage: MemoryShortage | None
 
 
+class IncidentReport(msgspec.Struct, array_like=True, tag="incident", frozen=True):
+    """Sent at once, before anything is done about it."""
+
+    incident: Incident
+
+
+class FaultFired(msgspec.Struct, array_like=True, tag="fault_fired", frozen=True):
+    """A strike was carried out once; sent before it is, since the engine may not outlive it."""
+
+    fault_id: int
+
+
 FromEngine: TypeAlias = (
-    Loading | StartFailed | Ready | StepReport | Heartbeat | Flushed | LookedUp | Resized
+    Loading
+    | StartFailed
+    | Ready
+    | StepReport
+    | Heartbeat
+    | Flushed
+    | LookedUp
+    | Resized
+    | IncidentReport
+    | FaultFired
 )

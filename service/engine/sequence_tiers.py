@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvcache.tiers.transfer import TransferState
-from service.engine.messages import TierFigures
+from service.engine.figures import TierFigures
 from service.engine.request import Sequence
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import msgspec
 
-from service.engine.messages import EngineStats, TierFigures
+from service.engine.figures import EngineStats, TierFigures
 
 _COUNTERS = (
     "steps",

@@ -10,6 +10,7 @@ import msgspec
 import structlog
 
 from kvcache.namespace import namespace_key
+from kvcache.pressure import PressureLevel
 from kvcache.stats import FlushResult
 from service.config import ServeSettings
 from service.engine.messages import Loading, SamplingParams, ShrinkPolicy
@@ -18,7 +19,7 @@ from service.front.dispatcher import Dispatcher, EngineState
 from service.front.events import AbortedByAdmin, Draining, NotReady, RequestError
 from service.front.handle import RequestHandle
 from service.front.live_requests import LiveRequests
-from service.front.pressure import PressureLevel, PressurePolicy, read_pressure
+from service.front.pressure import PressurePolicy, read_pressure
 from service.front.request import LiveRequest
 from service.front.state import (
     DrainResult,

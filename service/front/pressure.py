@@ -6,19 +6,10 @@ it, so that a pool at the edge does not flap between two levels with every step.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass
 
-from service.engine.messages import EngineStats
-
-
-class PressureLevel(enum.IntEnum):
-    """The numbers are those of `plimsoll.v1.PressureLevel`."""
-
-    NORMAL = 1  # free and evictable blocks are plenty
-    ELEVATED = 2  # the pool fills up
-    HIGH = 3  # requests are preempted, or hold nearly all blocks
-    CRITICAL = 4  # the queue is full: new requests are refused
+from kvcache.pressure import PressureLevel
+from service.engine.figures import EngineStats
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvcache.pressure import PressureLevel
 from service.config import ServeSettings
-from service.engine.messages import EngineStats, Ready, SamplingParams
-from service.front.pressure import PressureLevel
+from service.engine.figures import EngineStats
+from service.engine.messages import Ready, SamplingParams
 from service.models.source import model_name
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from api_fakes import ApiServer, FakeFront, api_server, refused
 from google.protobuf.duration_pb2 import Duration
 
 from kvcache import FlushResult
+from kvcache.pressure import PressureLevel
 from service.api.admin_servicer import beats
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
 from service.front.events import NotReady
-from service.front.pressure import PressureLevel
 from service.front.state import FrontState
 from service.front.watched import Watched
 

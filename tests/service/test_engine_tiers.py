@@ -16,7 +16,8 @@ from kvcache.tiers import Fingerprint
 from kvcache.tiers.host import HostTier
 from kvcache.tiers.loads import LoadLimits
 from kvcache.tiers.offload import Offload
-from service.engine.messages import EngineStats, FinishReason, SequenceSpec, TierFigures
+from service.engine.figures import EngineStats, TierFigures
+from service.engine.messages import FinishReason, SequenceSpec
 
 LAYOUT = KVLayout(1, 1, 1, 16, KVDtype.FLOAT32)  # that of the fake runner
 LEASE_SECONDS = 5.0  # as many steps of the harness

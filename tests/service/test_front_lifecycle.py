@@ -22,10 +22,10 @@ from front_fakes import (
 )
 from scripted_engine import HOLD, WAIT
 
+from kvcache.pressure import PressureLevel
 from service.config import EngineSettings
 from service.config.engine import SETTINGS_VARIABLE
 from service.front.events import Draining
-from service.front.pressure import PressureLevel
 from service.front.state import FrontState
 
 

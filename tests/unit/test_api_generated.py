@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from kvcache.pressure import PressureLevel
 from service.api.gen.plimsoll.v1 import common_pb2, engine_admin_pb2
 from service.api.generate import GENERATED_FOLDER, PROTO_FOLDER, generate, rewrite_imports
 from service.engine.messages import FinishReason, ShrinkPolicy
-from service.front.pressure import PressureLevel
 
 BUF = Path(sys.executable).parent / "buf"
 

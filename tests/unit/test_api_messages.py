@@ -8,15 +8,16 @@ import msgspec
 import pytest
 from api_fakes import ENDED, ENGINE_STATS, MODEL, FakeFront, FakeTokenizer
 
+from kvcache.pressure import PressureLevel
 from service.api.answers import Answers, CandidateParts, duration, stream_end
 from service.api.conversation import check_conversation, tokenizer_fault
 from service.api.errors import FeatureDisabled, InvalidRequest
 from service.api.gen.plimsoll.v1 import common_pb2, engine_admin_pb2
 from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.api.stats import pressure_message, stats_message
-from service.engine.messages import FinishReason, TierFigures, TokenLogprob
+from service.engine.figures import TierFigures
+from service.engine.messages import FinishReason, TokenLogprob
 from service.front.events import Delta, Started
-from service.front.pressure import PressureLevel
 from service.front.state import FrontState
 from service.tokenizer.errors import ChatInputError, ChatTemplateError, NoChatTemplateError
 from service.tokenizer.tokenizer import ChatMessage

@@ -13,12 +13,12 @@ from front_fakes import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvcache.pressure import PressureLevel
+from service.engine.figures import EngineStats, TierFigures
 from service.engine.messages import (
-    EngineStats,
     Finished,
     FinishReason,
     SamplingParams,
-    TierFigures,
 )
 from service.engine.messages import SequenceSpec as Spec
 from service.front.accounting import Account
@@ -26,7 +26,7 @@ from service.front.call import GenerationCall, candidate_seed, sequence_specs
 from service.front.engine_death import engine_death
 from service.front.engine_totals import EngineTotals
 from service.front.journal import Journal
-from service.front.pressure import PressureLevel, PressurePolicy, PressureReading, read_pressure
+from service.front.pressure import PressurePolicy, PressureReading, read_pressure
 from service.front.restart import EngineLife, RestartPolicy
 from service.front.retry_hint import RetryHint
 from service.front.silence import SilenceWatch

@@ -1,0 +1,1 @@
+"""Faults on purpose: what a plan may order, and how the engine carries it out. Off by default."""
