@@ -6,6 +6,8 @@ import functools
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +27,15 @@ def _missing_gpu() -> str | None:
 @functools.cache
 def _missing_cluster() -> str | None:
     return None if os.environ.get("KUBECONFIG") else "KUBECONFIG is not set"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Servers of the tests leave their flight records here, not in the user's home."""
+    folder = tmp_path_factory.mktemp("state")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(folder))
+        yield folder
 
 
 _NEEDS = {"gpu": _missing_gpu, "cluster": _missing_cluster}

@@ -241,6 +241,55 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         ),
     ] = 300.0
 
+    flight_folder: (
+        Annotated[
+            str,
+            about(
+                "Flight recorder",
+                "Folder of the records of what went wrong; it is made for this user alone. "
+                "Unset: plimsoll/flight below XDG_STATE_HOME, or below ~/.local/state.",
+                min_length=1,
+            ),
+        ]
+        | None
+    ) = None
+    flight_records: Annotated[
+        int,
+        about(
+            "Flight recorder",
+            "Most records in flight_folder; beyond it the oldest of the commonest kind goes. "
+            "0: nothing is recorded.",
+            "records",
+            ge=0,
+            le=10_000,
+        ),
+    ] = 32
+    termination_log: (
+        Annotated[
+            str,
+            about(
+                "Flight recorder",
+                "File that takes the cause when the server gives up, if it exists, as it does in "
+                "a Kubernetes container; none: no file.",
+                min_length=1,
+            ),
+        ]
+        | None
+    ) = "/dev/termination-log"
+
+    fault_plan: (
+        Annotated[
+            str,
+            about(
+                "Faults",
+                "File of faults, TOML or JSON, that begin when the first engine is ready; only "
+                "with allow_faults. Unset: none.",
+                min_length=1,
+            ),
+        ]
+        | None
+    ) = None
+
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
         about("Logging", "Least severe records to write."),
@@ -251,6 +300,11 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     ] = "auto"
 
     def __post_init__(self) -> None:
+        if self.fault_plan is not None and not self.engine.allow_faults:
+            raise ValueError(
+                f"fault_plan = {self.fault_plan!r} would make things go wrong on purpose, which "
+                "allow_faults = false does not permit"
+            )
         if self.restart_delay_max_seconds < self.restart_delay_seconds:
             raise ValueError(
                 f"restart_delay_max_seconds = {self.restart_delay_max_seconds} is below "

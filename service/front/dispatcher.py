@@ -10,12 +10,15 @@ from typing import Protocol
 import structlog
 
 from service.config import ServeSettings
+from service.engine.figures import Incident
 from service.engine.messages import (
     Abort,
     Failed,
+    FaultFired,
     Flushed,
     FromEngine,
     Heartbeat,
+    IncidentReport,
     Loading,
     LookedUp,
     Ready,
@@ -26,6 +29,7 @@ from service.engine.messages import (
     StepReport,
     Submit,
 )
+from service.faults.plan import FaultPlan
 from service.front.engine_calls import EngineCalls
 from service.front.engine_death import EngineDeath
 from service.front.engine_totals import EngineTotals
@@ -35,6 +39,7 @@ from service.front.events import (
     ExceedsCapacity,
     ModelFailed,
 )
+from service.front.faults import FaultBook
 from service.front.journal import Journal
 from service.front.quarantine import Conviction, Quarantine
 from service.front.request import LiveRequest
@@ -94,6 +99,7 @@ class Dispatcher:
         self.failure: str | None = None
         self.ready: Ready | None = None  # of the newest engine that was ready
         self.totals = EngineTotals()
+        self.faults = FaultBook(allowed=settings.engine.allow_faults)
 
     @property
     def restarts(self) -> int:
@@ -142,6 +148,14 @@ class Dispatcher:
         for sequence_id in sequence_ids:
             self._in_engine.pop(sequence_id, None)
 
+    def inject(self, plan: FaultPlan) -> int:
+        """As `FaultBook.replace`, and tells a ready engine."""
+        now_seconds = time.monotonic()
+        replaced = self.faults.replace(plan, now_seconds)
+        if self.state is EngineState.READY:
+            self._supervisor.send(self.faults.inject(now_seconds))
+        return replaced
+
     # --- EngineListener ---
 
     def engine_loading(self, progress: Loading) -> None:
@@ -153,6 +167,8 @@ class Dispatcher:
             self._fail_all()
         self.ready = ready
         self._restore_pool(ready)
+        if (order := self.faults.inject(time.monotonic())).faults:
+            self._supervisor.send(order)
         self._set_state(EngineState.READY)
         self._submit_waiting()
 
@@ -191,10 +207,14 @@ class Dispatcher:
             case Heartbeat():
                 self.totals.update(message.stats)
                 self._observer.engine_reported()
+            case FaultFired(fault_id):
+                self.faults.fired(fault_id)
             case Flushed() | LookedUp() | Resized():
                 if isinstance(message, Resized):
                     self._pool_blocks = message.num_blocks
                 self.calls.answered(message)
+            case IncidentReport():
+                _log.warning("incident", **_told(message.incident))
             case _:
                 raise AssertionError(f"not a message of a ready engine: {message!r}")
 
@@ -331,3 +351,15 @@ class Dispatcher:
     def _set_state(self, state: EngineState) -> None:
         self.state = state
         self._observer.engine_state_changed()
+
+
+def _told(incident: Incident) -> dict[str, object]:
+    """What the log says of it; the flight record has the rest."""
+    return {
+        "kind": incident.kind,
+        "cause": incident.cause,
+        "rung": None if incident.rung is None else incident.rung.name,
+        "wanted_bytes": incident.wanted_bytes,
+        "sequences": len(incident.sequence_ids),
+        "step_tokens": incident.step_tokens,
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from kvcache.pressure import PressureLevel
@@ -98,6 +99,10 @@ class FrontStats:
     cancelled_requests: int
     rejected_requests: int
     engine_restarts: int
+    flight_records: int = 0  # on disk, those of earlier servers included
+    lost_flight_records: int = 0  # since the start of the front: not written, or not in time
+    last_flight_time: datetime | None = None  # of the newest record, UTC; None: there is none
+    last_flight_cause: str | None = None
 
 
 class MemoryShort(Exception):
