@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from service.api.checks import Checks, seconds_of
 from service.api.dispatch import MAX_TENANT_BYTES, Call, is_identifier
+from service.api.faults import check_faults_request
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
 from service.api.memory import check_memory_request, memory_message
 from service.api.stats import pressure_message, stats_message
@@ -86,6 +87,13 @@ class EngineAdminServicer:
     async def Resume(self, _request: pb.ResumeRequest, _: Call) -> pb.ResumeResponse:
         self._front.resume()
         return pb.ResumeResponse()
+
+    async def InjectFaults(
+        self, request: pb.InjectFaultsRequest, _: Call
+    ) -> pb.InjectFaultsResponse:
+        return pb.InjectFaultsResponse(
+            replaced_faults=self._front.inject_faults(check_faults_request(request))
+        )
 
 
 async def beats(

@@ -31,6 +31,7 @@ from service.front.events import (
     QueueFull,
     SlowReader,
 )
+from service.front.faults import FaultsDisabled
 from service.front.state import MemoryShort
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -239,6 +240,11 @@ FAULTS: dict[type[Exception], _Describe] = {
             "headroom_bytes": str(error.headroom_bytes),
             "total_blocks": str(error.total_blocks),
         },
+    ),
+    FaultsDisabled: lambda _: Fault(
+        grpc.StatusCode.FAILED_PRECONDITION,
+        "FAULTS_DISABLED",
+        "this server takes no faults; it was started without allow_faults",
     ),
     DeadlinePassed: lambda _: Fault(
         grpc.StatusCode.DEADLINE_EXCEEDED,

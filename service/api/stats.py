@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from kvcache.pressure import FOREVER_SECONDS
 from service.api.answers import duration
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
-from service.engine.figures import EngineStats, TierFigures
+from service.engine.figures import EngineStats, TierFigures, Vitals
 from service.front.state import FrontState, FrontStats
 
 
@@ -38,6 +40,13 @@ def stats_message(stats: FrontStats, now_seconds: float) -> pb.GetStatsResponse:
             answer.since_last_step.CopyFrom(duration(now_seconds - engine.last_step_seconds))
         if engine.tiers is not None:
             answer.tiers.CopyFrom(_tiers_message(engine.tiers))
+        if engine.vitals is not None:
+            _add_vitals(answer, engine.vitals)
+    answer.flight.CopyFrom(_flight_message(stats))
+    if stats.faults is not None:
+        answer.faults.ordered = stats.faults.ordered
+        answer.faults.strikes_total = stats.faults.strikes
+        answer.faults.SetInParent()
     return answer
 
 
@@ -51,6 +60,8 @@ def pressure_message(stats: FrontStats) -> pb.WatchPressureResponse:
     if (engine := stats.engine) is not None:
         answer.utilization = engine.held_share
         answer.blocks.CopyFrom(blocks_message(stats, engine))
+        if engine.vitals is not None:
+            _add_vitals(answer, engine.vitals)
     return answer
 
 
@@ -84,6 +95,66 @@ def _tiers_message(tiers: TierFigures) -> pb.TierStats:
         dropped_blocks_total=tiers.dropped_blocks,
         failures_total=tiers.failures,
     )
+
+
+def _add_vitals(answer: pb.GetStatsResponse | pb.WatchPressureResponse, vitals: Vitals) -> None:
+    answer.memory.CopyFrom(
+        pb.MemoryLedger(
+            total_bytes=vitals.device_total_bytes,
+            free_bytes=vitals.device_free_bytes,
+            weights_bytes=vitals.weights_bytes,
+            kv_pool_bytes=vitals.kv_bytes,
+            activation_bytes=vitals.activation_bytes,
+            graph_bytes=vitals.graph_bytes,
+            context_bytes=vitals.context_bytes,
+            other_bytes=vitals.other_bytes,
+            reclaimable_bytes=vitals.reclaimable_bytes,
+            headroom_bytes=vitals.headroom_bytes,
+            demand_bytes=vitals.demand_bytes,
+            host_available_bytes=vitals.host_available_bytes,
+            allocator_retries_total=vitals.allocator_retries,
+        )
+    )
+    narrowings, closings, shrinks, growths = vitals.actions
+    answer.governor.CopyFrom(
+        pb.GovernorStats(
+            kv_exhaustion=_forecast(vitals.kv_exhaustion_seconds),
+            device_exhaustion=_forecast(vitals.device_exhaustion_seconds),
+            step_tokens=vitals.step_tokens,
+            prefill_tokens=vitals.prefill_tokens,
+            admits=vitals.admits,
+            pool_goal_blocks=vitals.pool_goal_blocks,
+            pool_ceiling_blocks=vitals.pool_ceiling_blocks,
+            narrowings_total=narrowings,
+            closings_total=closings,
+            shrinks_total=shrinks,
+            growths_total=growths,
+        )
+    )
+    retries, oom_shrinks, requeues, failures = vitals.rungs
+    answer.oom_rungs.CopyFrom(
+        pb.OomRungs(
+            retries_total=retries,
+            shrinks_total=oom_shrinks,
+            requeues_total=requeues,
+            failures_total=failures,
+        )
+    )
+
+
+def _forecast(seconds: float) -> Duration | None:
+    return None if seconds >= FOREVER_SECONDS else duration(seconds)
+
+
+def _flight_message(stats: FrontStats) -> pb.FlightStats:
+    message = pb.FlightStats(
+        records=stats.flight_records,
+        last_cause=stats.last_flight_cause or "",
+        lost_records_total=stats.lost_flight_records,
+    )
+    if stats.last_flight_time is not None:
+        message.last_time.FromDatetime(stats.last_flight_time)
+    return message
 
 
 def _now() -> Timestamp:

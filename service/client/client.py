@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +17,7 @@ from service.api.gen.plimsoll.v1 import (
 from service.api.gen.plimsoll.v1 import (
     inference_pb2 as pb,
 )
-from service.client.connection import Connection, Deadline
+from service.client.connection import Connection, Deadline, answers
 from service.client.options import GenerationOptions
 from service.client.outputs import AbortOutcome, Generation, Tokenization
 from service.client.requests import (
@@ -234,6 +234,40 @@ class PlimsollClient:
         stub, metadata = self._admin_stub(), self._connection.metadata
         return await self._connection.unary(
             lambda timeout: stub.SetMemoryUtilization(request, timeout=timeout, metadata=metadata),
+            Deadline(timeout_seconds),
+        )
+
+    def watch_pressure(
+        self,
+        *,
+        heartbeat_seconds: float | None = None,
+        timeout_seconds: float | None = None,
+    ) -> AsyncGenerator[engine_admin_pb2.WatchPressureResponse, None]:
+        """The pressure on memory now, each change of level, and a message after each silence.
+
+        From the admin port; it ends with its connection. Close it when done.
+
+        Args:
+            heartbeat_seconds: longest silence, 0.1 to 60; None: 5.
+        """
+        request = engine_admin_pb2.WatchPressureRequest()
+        if heartbeat_seconds is not None:
+            request.heartbeat.FromNanoseconds(round(heartbeat_seconds * 1e9))
+        call = self._admin_stub().WatchPressure(
+            request, timeout=timeout_seconds, metadata=self._connection.metadata
+        )
+        return answers(call)
+
+    async def inject_faults(
+        self,
+        request: engine_admin_pb2.InjectFaultsRequest,
+        *,
+        timeout_seconds: float | None = None,
+    ) -> engine_admin_pb2.InjectFaultsResponse:
+        """Makes things go wrong on purpose, through the admin port; no faults end all."""
+        stub, metadata = self._admin_stub(), self._connection.metadata
+        return await self._connection.unary(
+            lambda timeout: stub.InjectFaults(request, timeout=timeout, metadata=metadata),
             Deadline(timeout_seconds),
         )
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from grpc import aio
 
@@ -63,3 +63,17 @@ class Connection:
                 self.budget.record_success()
                 return answer
             await asyncio.sleep(pause)
+
+
+async def answers(call: aio.UnaryStreamCall[Any, T]) -> AsyncGenerator[T, None]:
+    """The messages of a stream that is not resumed; cancels the call when it is closed.
+
+    Raises PlimsollError.
+    """
+    try:
+        async for message in call:
+            yield message
+    except aio.AioRpcError as rpc_error:
+        raise error_from_rpc(rpc_error) from None
+    finally:
+        call.cancel()

@@ -259,6 +259,15 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         | None
     ) = None
 
+    allow_faults: Annotated[
+        bool,
+        about(
+            "Faults",
+            "Let the admin API and fault_plan make things go wrong on purpose: for drills and "
+            "tests, never where users depend on it.",
+        ),
+    ] = False
+
     def __post_init__(self) -> None:
         if self.kv_blocks is not None and self.kv_memory_bytes is not None:
             raise ValueError(

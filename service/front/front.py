@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -14,6 +16,8 @@ from kvcache.pressure import PressureLevel
 from kvcache.stats import FlushResult
 from service.config import ServeSettings
 from service.engine.messages import Loading, SamplingParams, ShrinkPolicy
+from service.faults.plan import FaultPlan
+from service.faults.plan_file import read_plan
 from service.front.call import GenerationCall
 from service.front.dispatcher import Dispatcher, EngineState
 from service.front.events import AbortedByAdmin, Draining, NotReady, RequestError
@@ -78,8 +82,12 @@ class Front:
     async def start(self) -> None:
         """Starts the engine, which goes on loading after this returns, and the tokenizer.
 
-        Raises what reading the model's files raises.
+        Raises FaultPlanError, and what reading the model's files raises.
         """
+        if self._settings.engine.allow_faults:
+            _log.warning("faults are allowed", fault_plan=self._settings.fault_plan)
+        if (path := self._settings.fault_plan) is not None:
+            self.inject_faults(read_plan(Path(path)))
         self._dispatcher.start()
         if self._tokenizer is None:
             try:
@@ -181,6 +189,7 @@ class Front:
             cancelled_requests=requests.outcomes.cancelled,
             rejected_requests=requests.outcomes.rejected,
             engine_restarts=self._dispatcher.restarts,
+            faults=self._dispatcher.faults.figures(time.monotonic()),
         )
 
     def watch(self) -> AsyncIterator[PressureLevel]:
@@ -275,6 +284,16 @@ class Front:
         return MemoryChange(
             answer.before_blocks, answer.num_blocks, answer.preempted, answer.elapsed_seconds
         )
+
+    def inject_faults(self, plan: FaultPlan) -> int:
+        """Makes things go wrong, instead of all that was ordered before; no faults end that.
+
+        Answers how many faults were replaced that were not over. Raises FaultsDisabled.
+        """
+        replaced = self._dispatcher.inject(plan)
+        kinds = [type(fault).__name__ for fault in plan.faults]
+        _log.warning("faults ordered", faults=kinds, replaced=replaced)
+        return replaced
 
     async def lookup(self, token_ids: list[int], *, tenant: str = "", salt: str = "") -> int:
         """Leading tokens of a prompt that the cache holds now. Raises NotReady."""

@@ -11,6 +11,7 @@ from kvcache.pressure import PressureLevel
 from service.config import ServeSettings
 from service.engine.figures import EngineStats
 from service.engine.messages import Ready, SamplingParams
+from service.front.faults import FaultFigures
 from service.models.source import model_name
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ class FrontStats:
     lost_flight_records: int = 0  # since the start of the front: not written, or not in time
     last_flight_time: datetime | None = None  # of the newest record, UTC; None: there is none
     last_flight_cause: str | None = None
+    faults: FaultFigures | None = None  # None: none are allowed
 
 
 class MemoryShort(Exception):

@@ -24,47 +24,62 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from service.api.gen.plimsoll.v1 import faults_pb2 as plimsoll_dot_v1_dot_faults__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eplimsoll/v1/engine_admin.proto\x12\x0bplimsoll.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa5\x01\n\nBlockStats\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ree\x18\x02 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\x04\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\x04\x12\x10\n\x08reserved\x18\x05 \x01(\x04\x12\x0e\n\x06shared\x18\x06 \x01(\x04\x12\x17\n\x0f\x62ytes_per_block\x18\x07 \x01(\x04\x12\x11\n\tmax_total\x18\x08 \x01(\x04\x12\x0c\n\x04kept\x18\t \x01(\x04\"\xb4\x02\n\tTierStats\x12\x17\n\x0fhost_used_bytes\x18\x01 \x01(\x04\x12\x1b\n\x13host_capacity_bytes\x18\x02 \x01(\x04\x12\x17\n\x0f\x64isk_used_bytes\x18\x03 \x01(\x04\x12\x1b\n\x13\x64isk_capacity_bytes\x18\x04 \x01(\x04\x12\x1c\n\x14spilled_blocks_total\x18\x05 \x01(\x04\x12\x19\n\x11lost_blocks_total\x18\x06 \x01(\x04\x12\x1b\n\x13loaded_blocks_total\x18\x07 \x01(\x04\x12\x12\n\nopen_loads\x18\x08 \x01(\r\x12\x1b\n\x13\x65xpired_loads_total\x18\t \x01(\x04\x12\x1c\n\x14\x64ropped_blocks_total\x18\n \x01(\x04\x12\x16\n\x0e\x66\x61ilures_total\x18\x0b \x01(\x04\"\x11\n\x0fGetStatsRequest\"\xa8\x05\n\x10GetStatsResponse\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x18\n\x10waiting_requests\x18\x03 \x01(\r\x12\x1c\n\x14preempted_candidates\x18\x04 \x01(\r\x12\x14\n\x0cslow_streams\x18\x05 \x01(\r\x12\'\n\x06\x62locks\x18\x06 \x01(\x0b\x32\x17.plimsoll.v1.BlockStats\x12,\n\x08pressure\x18\x07 \x01(\x0e\x32\x1a.plimsoll.v1.PressureLevel\x12\"\n\x1aprefix_lookup_tokens_total\x18\x08 \x01(\x04\x12\x1f\n\x17prefix_hit_tokens_total\x18\t \x01(\x04\x12\x19\n\x11preemptions_total\x18\n \x01(\x04\x12\x17\n\x0f\x65victions_total\x18\x0b \x01(\x04\x12\x18\n\x10rejections_total\x18\x0c \x01(\x04\x12\x13\n\x0bsteps_total\x18\r \x01(\x04\x12\x1f\n\x17\x63ompletion_tokens_total\x18\x0e \x01(\x04\x12,\n\tstep_time\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0fsince_last_step\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x11 \x01(\x08\x12\x1d\n\x15\x65ngine_restarts_total\x18\x12 \x01(\x04\x12\x13\n\x0btrims_total\x18\x13 \x01(\x04\x12\x13\n\x0bswaps_total\x18\x14 \x01(\x04\x12%\n\x05tiers\x18\x15 \x01(\x0b\x32\x16.plimsoll.v1.TierStats\"D\n\x14WatchPressureRequest\x12,\n\theartbeat\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xfe\x01\n\x15WatchPressureResponse\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05level\x18\x02 \x01(\x0e\x32\x1a.plimsoll.v1.PressureLevel\x12\x13\n\x0butilization\x18\x03 \x01(\x01\x12\'\n\x06\x62locks\x18\x04 \x01(\x0b\x32\x17.plimsoll.v1.BlockStats\x12\x18\n\x10waiting_requests\x18\x05 \x01(\r\x12\x38\n\x15suggested_retry_delay\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"\xdc\x01\n\x1bSetMemoryUtilizationRequest\x12\x1c\n\x12memory_utilization\x18\x01 \x01(\x01H\x00\x12\x16\n\x0ctotal_blocks\x18\x02 \x01(\x04H\x00\x12\x16\n\x0cmemory_bytes\x18\x06 \x01(\x04H\x00\x12\x30\n\rshrink_policy\x18\x03 \x01(\x0e\x32\x19.plimsoll.v1.ShrinkPolicy\x12-\n\ntime_limit\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06targetJ\x04\x08\x04\x10\x05\"\xb9\x01\n\x1cSetMemoryUtilizationResponse\x12\'\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x17.plimsoll.v1.BlockStats\x12&\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x17.plimsoll.v1.BlockStats\x12\x1c\n\x14preempted_candidates\x18\x03 \x01(\r\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"1\n\x11\x46lushCacheRequest\x12\x0c\n\x04salt\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"A\n\x12\x46lushCacheResponse\x12\x16\n\x0e\x64ropped_blocks\x18\x01 \x01(\x04\x12\x13\n\x0bkept_blocks\x18\x02 \x01(\x04\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"E\n\rDrainResponse\x12\x1a\n\x12\x63ompleted_requests\x18\x01 \x01(\r\x12\x18\n\x10\x61\x62orted_requests\x18\x02 \x01(\r\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse*\x9d\x01\n\rPressureLevel\x12\x1e\n\x1aPRESSURE_LEVEL_UNSPECIFIED\x10\x00\x12\x19\n\x15PRESSURE_LEVEL_NORMAL\x10\x01\x12\x1b\n\x17PRESSURE_LEVEL_ELEVATED\x10\x02\x12\x17\n\x13PRESSURE_LEVEL_HIGH\x10\x03\x12\x1b\n\x17PRESSURE_LEVEL_CRITICAL\x10\x04*`\n\x0cShrinkPolicy\x12\x1d\n\x19SHRINK_POLICY_UNSPECIFIED\x10\x00\x12\x16\n\x12SHRINK_POLICY_WAIT\x10\x01\x12\x19\n\x15SHRINK_POLICY_PREEMPT\x10\x02\x32\xf6\x03\n\x12\x45ngineAdminService\x12G\n\x08GetStats\x12\x1c.plimsoll.v1.GetStatsRequest\x1a\x1d.plimsoll.v1.GetStatsResponse\x12X\n\rWatchPressure\x12!.plimsoll.v1.WatchPressureRequest\x1a\".plimsoll.v1.WatchPressureResponse0\x01\x12k\n\x14SetMemoryUtilization\x12(.plimsoll.v1.SetMemoryUtilizationRequest\x1a).plimsoll.v1.SetMemoryUtilizationResponse\x12M\n\nFlushCache\x12\x1e.plimsoll.v1.FlushCacheRequest\x1a\x1f.plimsoll.v1.FlushCacheResponse\x12>\n\x05\x44rain\x12\x19.plimsoll.v1.DrainRequest\x1a\x1a.plimsoll.v1.DrainResponse\x12\x41\n\x06Resume\x12\x1a.plimsoll.v1.ResumeRequest\x1a\x1b.plimsoll.v1.ResumeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eplimsoll/v1/engine_admin.proto\x12\x0bplimsoll.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18plimsoll/v1/faults.proto\"\xa5\x01\n\nBlockStats\x12\r\n\x05total\x18\x01 \x01(\x04\x12\x0c\n\x04\x66ree\x18\x02 \x01(\x04\x12\x0e\n\x06\x63\x61\x63hed\x18\x03 \x01(\x04\x12\x0e\n\x06\x61\x63tive\x18\x04 \x01(\x04\x12\x10\n\x08reserved\x18\x05 \x01(\x04\x12\x0e\n\x06shared\x18\x06 \x01(\x04\x12\x17\n\x0f\x62ytes_per_block\x18\x07 \x01(\x04\x12\x11\n\tmax_total\x18\x08 \x01(\x04\x12\x0c\n\x04kept\x18\t \x01(\x04\"\xb4\x02\n\tTierStats\x12\x17\n\x0fhost_used_bytes\x18\x01 \x01(\x04\x12\x1b\n\x13host_capacity_bytes\x18\x02 \x01(\x04\x12\x17\n\x0f\x64isk_used_bytes\x18\x03 \x01(\x04\x12\x1b\n\x13\x64isk_capacity_bytes\x18\x04 \x01(\x04\x12\x1c\n\x14spilled_blocks_total\x18\x05 \x01(\x04\x12\x19\n\x11lost_blocks_total\x18\x06 \x01(\x04\x12\x1b\n\x13loaded_blocks_total\x18\x07 \x01(\x04\x12\x12\n\nopen_loads\x18\x08 \x01(\r\x12\x1b\n\x13\x65xpired_loads_total\x18\t \x01(\x04\x12\x1c\n\x14\x64ropped_blocks_total\x18\n \x01(\x04\x12\x16\n\x0e\x66\x61ilures_total\x18\x0b \x01(\x04\"\xc8\x02\n\x0cMemoryLedger\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x12\n\nfree_bytes\x18\x02 \x01(\x04\x12\x15\n\rweights_bytes\x18\x03 \x01(\x04\x12\x15\n\rkv_pool_bytes\x18\x04 \x01(\x04\x12\x18\n\x10\x61\x63tivation_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bgraph_bytes\x18\x06 \x01(\x04\x12\x15\n\rcontext_bytes\x18\x07 \x01(\x04\x12\x13\n\x0bother_bytes\x18\x08 \x01(\x04\x12\x19\n\x11reclaimable_bytes\x18\t \x01(\x04\x12\x16\n\x0eheadroom_bytes\x18\n \x01(\x04\x12\x14\n\x0c\x64\x65mand_bytes\x18\x0b \x01(\x04\x12\x1c\n\x14host_available_bytes\x18\x0c \x01(\x04\x12\x1f\n\x17\x61llocator_retries_total\x18\r \x01(\x04\"\xcb\x02\n\rGovernorStats\x12\x30\n\rkv_exhaustion\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11\x64\x65vice_exhaustion\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bstep_tokens\x18\x03 \x01(\r\x12\x16\n\x0eprefill_tokens\x18\x04 \x01(\r\x12\x0e\n\x06\x61\x64mits\x18\x05 \x01(\x08\x12\x18\n\x10pool_goal_blocks\x18\x06 \x01(\x04\x12\x1b\n\x13pool_ceiling_blocks\x18\x07 \x01(\x04\x12\x18\n\x10narrowings_total\x18\x08 \x01(\x04\x12\x16\n\x0e\x63losings_total\x18\t \x01(\x04\x12\x15\n\rshrinks_total\x18\n \x01(\x04\x12\x15\n\rgrowths_total\x18\x0b \x01(\x04\"h\n\x08OomRungs\x12\x15\n\rretries_total\x18\x01 \x01(\x04\x12\x15\n\rshrinks_total\x18\x02 \x01(\x04\x12\x16\n\x0erequeues_total\x18\x03 \x01(\x04\x12\x16\n\x0e\x66\x61ilures_total\x18\x04 \x01(\x04\"}\n\x0b\x46lightStats\x12\x0f\n\x07records\x18\x01 \x01(\r\x12-\n\tlast_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nlast_cause\x18\x03 \x01(\t\x12\x1a\n\x12lost_records_total\x18\x04 \x01(\x04\"4\n\nFaultStats\x12\x0f\n\x07ordered\x18\x01 \x01(\r\x12\x15\n\rstrikes_total\x18\x02 \x01(\x04\"\x11\n\x0fGetStatsRequest\"\xfe\x06\n\x10GetStatsResponse\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x18\n\x10running_requests\x18\x02 \x01(\r\x12\x18\n\x10waiting_requests\x18\x03 \x01(\r\x12\x1c\n\x14preempted_candidates\x18\x04 \x01(\r\x12\x14\n\x0cslow_streams\x18\x05 \x01(\r\x12\'\n\x06\x62locks\x18\x06 \x01(\x0b\x32\x17.plimsoll.v1.BlockStats\x12,\n\x08pressure\x18\x07 \x01(\x0e\x32\x1a.plimsoll.v1.PressureLevel\x12\"\n\x1aprefix_lookup_tokens_total\x18\x08 \x01(\x04\x12\x1f\n\x17prefix_hit_tokens_total\x18\t \x01(\x04\x12\x19\n\x11preemptions_total\x18\n \x01(\x04\x12\x17\n\x0f\x65victions_total\x18\x0b \x01(\x04\x12\x18\n\x10rejections_total\x18\x0c \x01(\x04\x12\x13\n\x0bsteps_total\x18\r \x01(\x04\x12\x1f\n\x17\x63ompletion_tokens_total\x18\x0e \x01(\x04\x12,\n\tstep_time\x18\x0f \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0fsince_last_step\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x10\n\x08\x64raining\x18\x11 \x01(\x08\x12\x1d\n\x15\x65ngine_restarts_total\x18\x12 \x01(\x04\x12\x13\n\x0btrims_total\x18\x13 \x01(\x04\x12\x13\n\x0bswaps_total\x18\x14 \x01(\x04\x12%\n\x05tiers\x18\x15 \x01(\x0b\x32\x16.plimsoll.v1.TierStats\x12)\n\x06memory\x18\x16 \x01(\x0b\x32\x19.plimsoll.v1.MemoryLedger\x12,\n\x08governor\x18\x17 \x01(\x0b\x32\x1a.plimsoll.v1.GovernorStats\x12(\n\toom_rungs\x18\x18 \x01(\x0b\x32\x15.plimsoll.v1.OomRungs\x12(\n\x06\x66light\x18\x19 \x01(\x0b\x32\x18.plimsoll.v1.FlightStats\x12\'\n\x06\x66\x61ults\x18\x1a \x01(\x0b\x32\x17.plimsoll.v1.FaultStats\"D\n\x14WatchPressureRequest\x12,\n\theartbeat\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x81\x03\n\x15WatchPressureResponse\x12(\n\x04time\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12)\n\x05level\x18\x02 \x01(\x0e\x32\x1a.plimsoll.v1.PressureLevel\x12\x13\n\x0butilization\x18\x03 \x01(\x01\x12\'\n\x06\x62locks\x18\x04 \x01(\x0b\x32\x17.plimsoll.v1.BlockStats\x12\x18\n\x10waiting_requests\x18\x05 \x01(\r\x12\x38\n\x15suggested_retry_delay\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12)\n\x06memory\x18\x07 \x01(\x0b\x32\x19.plimsoll.v1.MemoryLedger\x12,\n\x08governor\x18\x08 \x01(\x0b\x32\x1a.plimsoll.v1.GovernorStats\x12(\n\toom_rungs\x18\t \x01(\x0b\x32\x15.plimsoll.v1.OomRungs\"\xdc\x01\n\x1bSetMemoryUtilizationRequest\x12\x1c\n\x12memory_utilization\x18\x01 \x01(\x01H\x00\x12\x16\n\x0ctotal_blocks\x18\x02 \x01(\x04H\x00\x12\x16\n\x0cmemory_bytes\x18\x06 \x01(\x04H\x00\x12\x30\n\rshrink_policy\x18\x03 \x01(\x0e\x32\x19.plimsoll.v1.ShrinkPolicy\x12-\n\ntime_limit\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationB\x08\n\x06targetJ\x04\x08\x04\x10\x05\"\xb9\x01\n\x1cSetMemoryUtilizationResponse\x12\'\n\x06\x62\x65\x66ore\x18\x01 \x01(\x0b\x32\x17.plimsoll.v1.BlockStats\x12&\n\x05\x61\x66ter\x18\x02 \x01(\x0b\x32\x17.plimsoll.v1.BlockStats\x12\x1c\n\x14preempted_candidates\x18\x03 \x01(\r\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\"1\n\x11\x46lushCacheRequest\x12\x0c\n\x04salt\x18\x01 \x01(\t\x12\x0e\n\x06tenant\x18\x02 \x01(\t\"A\n\x12\x46lushCacheResponse\x12\x16\n\x0e\x64ropped_blocks\x18\x01 \x01(\x04\x12\x13\n\x0bkept_blocks\x18\x02 \x01(\x04\"8\n\x0c\x44rainRequest\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"E\n\rDrainResponse\x12\x1a\n\x12\x63ompleted_requests\x18\x01 \x01(\r\x12\x18\n\x10\x61\x62orted_requests\x18\x02 \x01(\r\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"9\n\x13InjectFaultsRequest\x12\"\n\x06\x66\x61ults\x18\x01 \x03(\x0b\x32\x12.plimsoll.v1.Fault\"/\n\x14InjectFaultsResponse\x12\x17\n\x0freplaced_faults\x18\x01 \x01(\r*\x9d\x01\n\rPressureLevel\x12\x1e\n\x1aPRESSURE_LEVEL_UNSPECIFIED\x10\x00\x12\x19\n\x15PRESSURE_LEVEL_NORMAL\x10\x01\x12\x1b\n\x17PRESSURE_LEVEL_ELEVATED\x10\x02\x12\x17\n\x13PRESSURE_LEVEL_HIGH\x10\x03\x12\x1b\n\x17PRESSURE_LEVEL_CRITICAL\x10\x04*`\n\x0cShrinkPolicy\x12\x1d\n\x19SHRINK_POLICY_UNSPECIFIED\x10\x00\x12\x16\n\x12SHRINK_POLICY_WAIT\x10\x01\x12\x19\n\x15SHRINK_POLICY_PREEMPT\x10\x02\x32\xcb\x04\n\x12\x45ngineAdminService\x12G\n\x08GetStats\x12\x1c.plimsoll.v1.GetStatsRequest\x1a\x1d.plimsoll.v1.GetStatsResponse\x12X\n\rWatchPressure\x12!.plimsoll.v1.WatchPressureRequest\x1a\".plimsoll.v1.WatchPressureResponse0\x01\x12k\n\x14SetMemoryUtilization\x12(.plimsoll.v1.SetMemoryUtilizationRequest\x1a).plimsoll.v1.SetMemoryUtilizationResponse\x12M\n\nFlushCache\x12\x1e.plimsoll.v1.FlushCacheRequest\x1a\x1f.plimsoll.v1.FlushCacheResponse\x12>\n\x05\x44rain\x12\x19.plimsoll.v1.DrainRequest\x1a\x1a.plimsoll.v1.DrainResponse\x12\x41\n\x06Resume\x12\x1a.plimsoll.v1.ResumeRequest\x1a\x1b.plimsoll.v1.ResumeResponse\x12S\n\x0cInjectFaults\x12 .plimsoll.v1.InjectFaultsRequest\x1a!.plimsoll.v1.InjectFaultsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'plimsoll.v1.engine_admin_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRESSURELEVEL']._serialized_start=2314
-  _globals['_PRESSURELEVEL']._serialized_end=2471
-  _globals['_SHRINKPOLICY']._serialized_start=2473
-  _globals['_SHRINKPOLICY']._serialized_end=2569
-  _globals['_BLOCKSTATS']._serialized_start=113
-  _globals['_BLOCKSTATS']._serialized_end=278
-  _globals['_TIERSTATS']._serialized_start=281
-  _globals['_TIERSTATS']._serialized_end=589
-  _globals['_GETSTATSREQUEST']._serialized_start=591
-  _globals['_GETSTATSREQUEST']._serialized_end=608
-  _globals['_GETSTATSRESPONSE']._serialized_start=611
-  _globals['_GETSTATSRESPONSE']._serialized_end=1291
-  _globals['_WATCHPRESSUREREQUEST']._serialized_start=1293
-  _globals['_WATCHPRESSUREREQUEST']._serialized_end=1361
-  _globals['_WATCHPRESSURERESPONSE']._serialized_start=1364
-  _globals['_WATCHPRESSURERESPONSE']._serialized_end=1618
-  _globals['_SETMEMORYUTILIZATIONREQUEST']._serialized_start=1621
-  _globals['_SETMEMORYUTILIZATIONREQUEST']._serialized_end=1841
-  _globals['_SETMEMORYUTILIZATIONRESPONSE']._serialized_start=1844
-  _globals['_SETMEMORYUTILIZATIONRESPONSE']._serialized_end=2029
-  _globals['_FLUSHCACHEREQUEST']._serialized_start=2031
-  _globals['_FLUSHCACHEREQUEST']._serialized_end=2080
-  _globals['_FLUSHCACHERESPONSE']._serialized_start=2082
-  _globals['_FLUSHCACHERESPONSE']._serialized_end=2147
-  _globals['_DRAINREQUEST']._serialized_start=2149
-  _globals['_DRAINREQUEST']._serialized_end=2205
-  _globals['_DRAINRESPONSE']._serialized_start=2207
-  _globals['_DRAINRESPONSE']._serialized_end=2276
-  _globals['_RESUMEREQUEST']._serialized_start=2278
-  _globals['_RESUMEREQUEST']._serialized_end=2293
-  _globals['_RESUMERESPONSE']._serialized_start=2295
-  _globals['_RESUMERESPONSE']._serialized_end=2311
-  _globals['_ENGINEADMINSERVICE']._serialized_start=2572
-  _globals['_ENGINEADMINSERVICE']._serialized_end=3074
+  _globals['_PRESSURELEVEL']._serialized_start=3745
+  _globals['_PRESSURELEVEL']._serialized_end=3902
+  _globals['_SHRINKPOLICY']._serialized_start=3904
+  _globals['_SHRINKPOLICY']._serialized_end=4000
+  _globals['_BLOCKSTATS']._serialized_start=139
+  _globals['_BLOCKSTATS']._serialized_end=304
+  _globals['_TIERSTATS']._serialized_start=307
+  _globals['_TIERSTATS']._serialized_end=615
+  _globals['_MEMORYLEDGER']._serialized_start=618
+  _globals['_MEMORYLEDGER']._serialized_end=946
+  _globals['_GOVERNORSTATS']._serialized_start=949
+  _globals['_GOVERNORSTATS']._serialized_end=1280
+  _globals['_OOMRUNGS']._serialized_start=1282
+  _globals['_OOMRUNGS']._serialized_end=1386
+  _globals['_FLIGHTSTATS']._serialized_start=1388
+  _globals['_FLIGHTSTATS']._serialized_end=1513
+  _globals['_FAULTSTATS']._serialized_start=1515
+  _globals['_FAULTSTATS']._serialized_end=1567
+  _globals['_GETSTATSREQUEST']._serialized_start=1569
+  _globals['_GETSTATSREQUEST']._serialized_end=1586
+  _globals['_GETSTATSRESPONSE']._serialized_start=1589
+  _globals['_GETSTATSRESPONSE']._serialized_end=2483
+  _globals['_WATCHPRESSUREREQUEST']._serialized_start=2485
+  _globals['_WATCHPRESSUREREQUEST']._serialized_end=2553
+  _globals['_WATCHPRESSURERESPONSE']._serialized_start=2556
+  _globals['_WATCHPRESSURERESPONSE']._serialized_end=2941
+  _globals['_SETMEMORYUTILIZATIONREQUEST']._serialized_start=2944
+  _globals['_SETMEMORYUTILIZATIONREQUEST']._serialized_end=3164
+  _globals['_SETMEMORYUTILIZATIONRESPONSE']._serialized_start=3167
+  _globals['_SETMEMORYUTILIZATIONRESPONSE']._serialized_end=3352
+  _globals['_FLUSHCACHEREQUEST']._serialized_start=3354
+  _globals['_FLUSHCACHEREQUEST']._serialized_end=3403
+  _globals['_FLUSHCACHERESPONSE']._serialized_start=3405
+  _globals['_FLUSHCACHERESPONSE']._serialized_end=3470
+  _globals['_DRAINREQUEST']._serialized_start=3472
+  _globals['_DRAINREQUEST']._serialized_end=3528
+  _globals['_DRAINRESPONSE']._serialized_start=3530
+  _globals['_DRAINRESPONSE']._serialized_end=3599
+  _globals['_RESUMEREQUEST']._serialized_start=3601
+  _globals['_RESUMEREQUEST']._serialized_end=3616
+  _globals['_RESUMERESPONSE']._serialized_start=3618
+  _globals['_RESUMERESPONSE']._serialized_end=3634
+  _globals['_INJECTFAULTSREQUEST']._serialized_start=3636
+  _globals['_INJECTFAULTSREQUEST']._serialized_end=3693
+  _globals['_INJECTFAULTSRESPONSE']._serialized_start=3695
+  _globals['_INJECTFAULTSRESPONSE']._serialized_end=3742
+  _globals['_ENGINEADMINSERVICE']._serialized_start=4003
+  _globals['_ENGINEADMINSERVICE']._serialized_end=4590
 # @@protoc_insertion_point(module_scope)

@@ -3,11 +3,14 @@
 isort:skip_file
 Operating the engine. Served on a port of its own, which is not for clients."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from service.api.gen.plimsoll.v1 import faults_pb2 as _faults_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -28,31 +31,41 @@ class _PressureLevelEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Pressur
     PRESSURE_LEVEL_UNSPECIFIED: _PressureLevel.ValueType  # 0
     """Not known."""
     PRESSURE_LEVEL_NORMAL: _PressureLevel.ValueType  # 1
-    """Free blocks are plenty."""
+    """Memory is plenty."""
     PRESSURE_LEVEL_ELEVATED: _PressureLevel.ValueType  # 2
-    """Requests hold a large share of the blocks (pressure_elevated_share)."""
+    """Requests hold a large share of the blocks (pressure_elevated_share), or the
+    headroom of the device falls.
+    """
     PRESSURE_LEVEL_HIGH: _PressureLevel.ValueType  # 3
     """Requests were preempted and wait for blocks, or hold nearly all of them
-    (pressure_high_share).
+    (pressure_high_share), or the headroom of the device is small.
     """
     PRESSURE_LEVEL_CRITICAL: _PressureLevel.ValueType  # 4
-    """The queue is full: new requests are refused with RESOURCE_EXHAUSTED."""
+    """A step found no memory on the device, or would find none; or the queue is
+    full, so that new requests are refused with RESOURCE_EXHAUSTED.
+    """
 
 class PressureLevel(_PressureLevel, metaclass=_PressureLevelEnumTypeWrapper):
-    """Pressure level of the KV cache."""
+    """How near the end of memory is: that of the KV cache or that of the device,
+    whichever is nearer.
+    """
 
 PRESSURE_LEVEL_UNSPECIFIED: PressureLevel.ValueType  # 0
 """Not known."""
 PRESSURE_LEVEL_NORMAL: PressureLevel.ValueType  # 1
-"""Free blocks are plenty."""
+"""Memory is plenty."""
 PRESSURE_LEVEL_ELEVATED: PressureLevel.ValueType  # 2
-"""Requests hold a large share of the blocks (pressure_elevated_share)."""
+"""Requests hold a large share of the blocks (pressure_elevated_share), or the
+headroom of the device falls.
+"""
 PRESSURE_LEVEL_HIGH: PressureLevel.ValueType  # 3
 """Requests were preempted and wait for blocks, or hold nearly all of them
-(pressure_high_share).
+(pressure_high_share), or the headroom of the device is small.
 """
 PRESSURE_LEVEL_CRITICAL: PressureLevel.ValueType  # 4
-"""The queue is full: new requests are refused with RESOURCE_EXHAUSTED."""
+"""A step found no memory on the device, or would find none; or the queue is
+full, so that new requests are refused with RESOURCE_EXHAUSTED.
+"""
 Global___PressureLevel: _TypeAlias = PressureLevel  # noqa: Y015
 
 class _ShrinkPolicy:
@@ -208,6 +221,252 @@ class TierStats(_message.Message):
 Global___TierStats: _TypeAlias = TierStats  # noqa: Y015
 
 @_typing.final
+class MemoryLedger(_message.Message):
+    """Memory of the device, as the engine saw it at most 0.1 s before its last
+    report. The bytes by owner sum to total - free.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    FREE_BYTES_FIELD_NUMBER: _builtins.int
+    WEIGHTS_BYTES_FIELD_NUMBER: _builtins.int
+    KV_POOL_BYTES_FIELD_NUMBER: _builtins.int
+    ACTIVATION_BYTES_FIELD_NUMBER: _builtins.int
+    GRAPH_BYTES_FIELD_NUMBER: _builtins.int
+    CONTEXT_BYTES_FIELD_NUMBER: _builtins.int
+    OTHER_BYTES_FIELD_NUMBER: _builtins.int
+    RECLAIMABLE_BYTES_FIELD_NUMBER: _builtins.int
+    HEADROOM_BYTES_FIELD_NUMBER: _builtins.int
+    DEMAND_BYTES_FIELD_NUMBER: _builtins.int
+    HOST_AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
+    ALLOCATOR_RETRIES_TOTAL_FIELD_NUMBER: _builtins.int
+    total_bytes: _builtins.int
+    """Memory of the device, or as much of it as the service may see
+    (device_memory_bytes).
+    """
+    free_bytes: _builtins.int
+    """Taken by nobody."""
+    weights_bytes: _builtins.int
+    """Taken by the weights of the model."""
+    kv_pool_bytes: _builtins.int
+    """Taken by the KV pool."""
+    activation_bytes: _builtins.int
+    """Taken by the steps of the model, or kept by the allocator for the next one."""
+    graph_bytes: _builtins.int
+    """Taken by recorded graphs of steps."""
+    context_bytes: _builtins.int
+    """Taken by the runtime of the device itself."""
+    other_bytes: _builtins.int
+    """Taken by other processes, or claimed by nobody."""
+    reclaimable_bytes: _builtins.int
+    """Kept by the allocator and not in use: free if need be."""
+    headroom_bytes: _builtins.int
+    """What a step can take: free + reclaimable."""
+    demand_bytes: _builtins.int
+    """What the largest next step takes. Above the headroom its allocation fails."""
+    host_available_bytes: _builtins.int
+    """Memory that the machine, or the cgroup of the service, has left."""
+    allocator_retries_total: _builtins.int
+    """Allocations for which the allocator had to give its cache back, since the
+    start.
+    """
+    def __init__(
+        self,
+        *,
+        total_bytes: _builtins.int = ...,
+        free_bytes: _builtins.int = ...,
+        weights_bytes: _builtins.int = ...,
+        kv_pool_bytes: _builtins.int = ...,
+        activation_bytes: _builtins.int = ...,
+        graph_bytes: _builtins.int = ...,
+        context_bytes: _builtins.int = ...,
+        other_bytes: _builtins.int = ...,
+        reclaimable_bytes: _builtins.int = ...,
+        headroom_bytes: _builtins.int = ...,
+        demand_bytes: _builtins.int = ...,
+        host_available_bytes: _builtins.int = ...,
+        allocator_retries_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["activation_bytes", b"activation_bytes", "allocator_retries_total", b"allocator_retries_total", "context_bytes", b"context_bytes", "demand_bytes", b"demand_bytes", "free_bytes", b"free_bytes", "graph_bytes", b"graph_bytes", "headroom_bytes", b"headroom_bytes", "host_available_bytes", b"host_available_bytes", "kv_pool_bytes", b"kv_pool_bytes", "other_bytes", b"other_bytes", "reclaimable_bytes", b"reclaimable_bytes", "total_bytes", b"total_bytes", "weights_bytes", b"weights_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MemoryLedger: _TypeAlias = MemoryLedger  # noqa: Y015
+
+@_typing.final
+class GovernorStats(_message.Message):
+    """What the governor forecasts and has decided. Counters count since the start."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KV_EXHAUSTION_FIELD_NUMBER: _builtins.int
+    DEVICE_EXHAUSTION_FIELD_NUMBER: _builtins.int
+    STEP_TOKENS_FIELD_NUMBER: _builtins.int
+    PREFILL_TOKENS_FIELD_NUMBER: _builtins.int
+    ADMITS_FIELD_NUMBER: _builtins.int
+    POOL_GOAL_BLOCKS_FIELD_NUMBER: _builtins.int
+    POOL_CEILING_BLOCKS_FIELD_NUMBER: _builtins.int
+    NARROWINGS_TOTAL_FIELD_NUMBER: _builtins.int
+    CLOSINGS_TOTAL_FIELD_NUMBER: _builtins.int
+    SHRINKS_TOTAL_FIELD_NUMBER: _builtins.int
+    GROWTHS_TOTAL_FIELD_NUMBER: _builtins.int
+    step_tokens: _builtins.int
+    """Token budget of a step in force; max_step_tokens or less."""
+    prefill_tokens: _builtins.int
+    """Of these, for prompts."""
+    admits: _builtins.bool
+    """Whether waiting requests enter the batch."""
+    pool_goal_blocks: _builtins.int
+    """Blocks that the governor wants the pool to have."""
+    pool_ceiling_blocks: _builtins.int
+    """Blocks that settings or SetMemoryUtilization ordered."""
+    narrowings_total: _builtins.int
+    """Times that it narrowed the token budget for prompts."""
+    closings_total: _builtins.int
+    """Times that it closed admission."""
+    shrinks_total: _builtins.int
+    """Times that it made the pool smaller."""
+    growths_total: _builtins.int
+    """Times that it made the pool larger again."""
+    @_builtins.property
+    def kv_exhaustion(self) -> _duration_pb2.Duration:
+        """Forecast: when no block is free any more. Unset: not within a day."""
+
+    @_builtins.property
+    def device_exhaustion(self) -> _duration_pb2.Duration:
+        """Forecast: when a step finds no memory on the device. Unset: not within a
+        day.
+        """
+
+    def __init__(
+        self,
+        *,
+        kv_exhaustion: _duration_pb2.Duration | None = ...,
+        device_exhaustion: _duration_pb2.Duration | None = ...,
+        step_tokens: _builtins.int = ...,
+        prefill_tokens: _builtins.int = ...,
+        admits: _builtins.bool = ...,
+        pool_goal_blocks: _builtins.int = ...,
+        pool_ceiling_blocks: _builtins.int = ...,
+        narrowings_total: _builtins.int = ...,
+        closings_total: _builtins.int = ...,
+        shrinks_total: _builtins.int = ...,
+        growths_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["device_exhaustion", b"device_exhaustion", "kv_exhaustion", b"kv_exhaustion"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["admits", b"admits", "closings_total", b"closings_total", "device_exhaustion", b"device_exhaustion", "growths_total", b"growths_total", "kv_exhaustion", b"kv_exhaustion", "narrowings_total", b"narrowings_total", "pool_ceiling_blocks", b"pool_ceiling_blocks", "pool_goal_blocks", b"pool_goal_blocks", "prefill_tokens", b"prefill_tokens", "shrinks_total", b"shrinks_total", "step_tokens", b"step_tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GovernorStats: _TypeAlias = GovernorStats  # noqa: Y015
+
+@_typing.final
+class OomRungs(_message.Message):
+    """What was done when the device had no memory for a step, from the mildest on.
+    Counters count since the start.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RETRIES_TOTAL_FIELD_NUMBER: _builtins.int
+    SHRINKS_TOTAL_FIELD_NUMBER: _builtins.int
+    REQUEUES_TOTAL_FIELD_NUMBER: _builtins.int
+    FAILURES_TOTAL_FIELD_NUMBER: _builtins.int
+    retries_total: _builtins.int
+    """The step was tried again with less: cached memory given back, half the
+    tokens.
+    """
+    shrinks_total: _builtins.int
+    """The KV pool gave memory back."""
+    requeues_total: _builtins.int
+    """All candidates but one lost their blocks and were computed again later."""
+    failures_total: _builtins.int
+    """A candidate that did not even fit alone ended with RESOURCE_EXHAUSTED."""
+    def __init__(
+        self,
+        *,
+        retries_total: _builtins.int = ...,
+        shrinks_total: _builtins.int = ...,
+        requeues_total: _builtins.int = ...,
+        failures_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failures_total", b"failures_total", "requeues_total", b"requeues_total", "retries_total", b"retries_total", "shrinks_total", b"shrinks_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OomRungs: _TypeAlias = OomRungs  # noqa: Y015
+
+@_typing.final
+class FlightStats(_message.Message):
+    """The records which are kept of memory that ran out and of engines that died;
+    `plimsoll flight` shows them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RECORDS_FIELD_NUMBER: _builtins.int
+    LAST_TIME_FIELD_NUMBER: _builtins.int
+    LAST_CAUSE_FIELD_NUMBER: _builtins.int
+    LOST_RECORDS_TOTAL_FIELD_NUMBER: _builtins.int
+    records: _builtins.int
+    """Records on disk, those of earlier servers included."""
+    last_cause: _builtins.str
+    """Its cause."""
+    lost_records_total: _builtins.int
+    """Records lost since the start: they could not be written, or not in time."""
+    @_builtins.property
+    def last_time(self) -> _timestamp_pb2.Timestamp:
+        """When the newest one was written. Unset: there is none."""
+
+    def __init__(
+        self,
+        *,
+        records: _builtins.int = ...,
+        last_time: _timestamp_pb2.Timestamp | None = ...,
+        last_cause: _builtins.str = ...,
+        lost_records_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_time", b"last_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["last_cause", b"last_cause", "last_time", b"last_time", "lost_records_total", b"lost_records_total", "records", b"records"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FlightStats: _TypeAlias = FlightStats  # noqa: Y015
+
+@_typing.final
+class FaultStats(_message.Message):
+    """Faults on purpose."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ORDERED_FIELD_NUMBER: _builtins.int
+    STRIKES_TOTAL_FIELD_NUMBER: _builtins.int
+    ordered: _builtins.int
+    """Faults ordered and not over: strikes with a count left, and spells."""
+    strikes_total: _builtins.int
+    """Strikes carried out since the start."""
+    def __init__(
+        self,
+        *,
+        ordered: _builtins.int = ...,
+        strikes_total: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ordered", b"ordered", "strikes_total", b"strikes_total"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FaultStats: _TypeAlias = FaultStats  # noqa: Y015
+
+@_typing.final
 class GetStatsRequest(_message.Message):
     """Request of GetStats."""
 
@@ -251,6 +510,11 @@ class GetStatsResponse(_message.Message):
     TRIMS_TOTAL_FIELD_NUMBER: _builtins.int
     SWAPS_TOTAL_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    GOVERNOR_FIELD_NUMBER: _builtins.int
+    OOM_RUNGS_FIELD_NUMBER: _builtins.int
+    FLIGHT_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
     running_requests: _builtins.int
     """Requests which entered the batch and have not ended."""
     waiting_requests: _builtins.int
@@ -303,6 +567,26 @@ class GetStatsResponse(_message.Message):
     def tiers(self) -> Global___TierStats:
         """Cache tiers; unset where they are off."""
 
+    @_builtins.property
+    def memory(self) -> Global___MemoryLedger:
+        """Memory of the device; unset until the engine has looked."""
+
+    @_builtins.property
+    def governor(self) -> Global___GovernorStats:
+        """Governor; unset until the engine has looked."""
+
+    @_builtins.property
+    def oom_rungs(self) -> Global___OomRungs:
+        """Memory that ran out; unset until the engine has looked."""
+
+    @_builtins.property
+    def flight(self) -> Global___FlightStats:
+        """Flight records."""
+
+    @_builtins.property
+    def faults(self) -> Global___FaultStats:
+        """Faults on purpose; unset unless allow_faults is on."""
+
     def __init__(
         self,
         *,
@@ -327,10 +611,15 @@ class GetStatsResponse(_message.Message):
         trims_total: _builtins.int = ...,
         swaps_total: _builtins.int = ...,
         tiers: Global___TierStats | None = ...,
+        memory: Global___MemoryLedger | None = ...,
+        governor: Global___GovernorStats | None = ...,
+        oom_rungs: Global___OomRungs | None = ...,
+        flight: Global___FlightStats | None = ...,
+        faults: Global___FaultStats | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "since_last_step", b"since_last_step", "step_time", b"step_time", "tiers", b"tiers", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "faults", b"faults", "flight", b"flight", "governor", b"governor", "memory", b"memory", "oom_rungs", b"oom_rungs", "since_last_step", b"since_last_step", "step_time", b"step_time", "tiers", b"tiers", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "completion_tokens_total", b"completion_tokens_total", "draining", b"draining", "engine_restarts_total", b"engine_restarts_total", "evictions_total", b"evictions_total", "preempted_candidates", b"preempted_candidates", "preemptions_total", b"preemptions_total", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_lookup_tokens_total", b"prefix_lookup_tokens_total", "pressure", b"pressure", "rejections_total", b"rejections_total", "running_requests", b"running_requests", "since_last_step", b"since_last_step", "slow_streams", b"slow_streams", "step_time", b"step_time", "steps_total", b"steps_total", "swaps_total", b"swaps_total", "tiers", b"tiers", "time", b"time", "trims_total", b"trims_total", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "completion_tokens_total", b"completion_tokens_total", "draining", b"draining", "engine_restarts_total", b"engine_restarts_total", "evictions_total", b"evictions_total", "faults", b"faults", "flight", b"flight", "governor", b"governor", "memory", b"memory", "oom_rungs", b"oom_rungs", "preempted_candidates", b"preempted_candidates", "preemptions_total", b"preemptions_total", "prefix_hit_tokens_total", b"prefix_hit_tokens_total", "prefix_lookup_tokens_total", b"prefix_lookup_tokens_total", "pressure", b"pressure", "rejections_total", b"rejections_total", "running_requests", b"running_requests", "since_last_step", b"since_last_step", "slow_streams", b"slow_streams", "step_time", b"step_time", "steps_total", b"steps_total", "swaps_total", b"swaps_total", "tiers", b"tiers", "time", b"time", "trims_total", b"trims_total", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -372,6 +661,9 @@ class WatchPressureResponse(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     WAITING_REQUESTS_FIELD_NUMBER: _builtins.int
     SUGGESTED_RETRY_DELAY_FIELD_NUMBER: _builtins.int
+    MEMORY_FIELD_NUMBER: _builtins.int
+    GOVERNOR_FIELD_NUMBER: _builtins.int
+    OOM_RUNGS_FIELD_NUMBER: _builtins.int
     level: Global___PressureLevel.ValueType
     """Level."""
     utilization: _builtins.float
@@ -390,6 +682,18 @@ class WatchPressureResponse(_message.Message):
     def suggested_retry_delay(self) -> _duration_pb2.Duration:
         """When a refused client should try again."""
 
+    @_builtins.property
+    def memory(self) -> Global___MemoryLedger:
+        """Memory of the device; unset until the engine has looked."""
+
+    @_builtins.property
+    def governor(self) -> Global___GovernorStats:
+        """Governor; unset until the engine has looked."""
+
+    @_builtins.property
+    def oom_rungs(self) -> Global___OomRungs:
+        """Memory that ran out; unset until the engine has looked."""
+
     def __init__(
         self,
         *,
@@ -399,10 +703,13 @@ class WatchPressureResponse(_message.Message):
         blocks: Global___BlockStats | None = ...,
         waiting_requests: _builtins.int = ...,
         suggested_retry_delay: _duration_pb2.Duration | None = ...,
+        memory: Global___MemoryLedger | None = ...,
+        governor: Global___GovernorStats | None = ...,
+        oom_rungs: Global___OomRungs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "suggested_retry_delay", b"suggested_retry_delay", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "governor", b"governor", "memory", b"memory", "oom_rungs", b"oom_rungs", "suggested_retry_delay", b"suggested_retry_delay", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "level", b"level", "suggested_retry_delay", b"suggested_retry_delay", "time", b"time", "utilization", b"utilization", "waiting_requests", b"waiting_requests"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "governor", b"governor", "level", b"level", "memory", b"memory", "oom_rungs", b"oom_rungs", "suggested_retry_delay", b"suggested_retry_delay", "time", b"time", "utilization", b"utilization", "waiting_requests", b"waiting_requests"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -637,3 +944,49 @@ class ResumeResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
+
+@_typing.final
+class InjectFaultsRequest(_message.Message):
+    """Request of InjectFaults."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAULTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedCompositeFieldContainer[_faults_pb2.Fault]:
+        """From now on; at most 1000."""
+
+    def __init__(
+        self,
+        *,
+        faults: _abc.Iterable[_faults_pb2.Fault] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InjectFaultsRequest: _TypeAlias = InjectFaultsRequest  # noqa: Y015
+
+@_typing.final
+class InjectFaultsResponse(_message.Message):
+    """Answer of InjectFaults."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPLACED_FAULTS_FIELD_NUMBER: _builtins.int
+    replaced_faults: _builtins.int
+    """Faults ordered before that were not over, and are now."""
+    def __init__(
+        self,
+        *,
+        replaced_faults: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["replaced_faults", b"replaced_faults"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___InjectFaultsResponse: _TypeAlias = InjectFaultsResponse  # noqa: Y015

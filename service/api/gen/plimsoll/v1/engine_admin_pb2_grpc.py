@@ -65,6 +65,11 @@ class EngineAdminServiceStub:
                 request_serializer=plimsoll_dot_v1_dot_engine__admin__pb2.ResumeRequest.SerializeToString,
                 response_deserializer=plimsoll_dot_v1_dot_engine__admin__pb2.ResumeResponse.FromString,
                 _registered_method=True)
+        self.InjectFaults = channel.unary_unary(
+                '/plimsoll.v1.EngineAdminService/InjectFaults',
+                request_serializer=plimsoll_dot_v1_dot_engine__admin__pb2.InjectFaultsRequest.SerializeToString,
+                response_deserializer=plimsoll_dot_v1_dot_engine__admin__pb2.InjectFaultsResponse.FromString,
+                _registered_method=True)
 
 
 class EngineAdminServiceServicer:
@@ -79,8 +84,8 @@ class EngineAdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchPressure(self, request, context):
-        """Streams the pressure of the KV cache: the state now, then each change of
-        level, and at least one message per heartbeat.
+        """Streams the pressure on memory: the state now, then each change of level,
+        and at least one message per heartbeat.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -111,6 +116,15 @@ class EngineAdminServiceServicer:
 
     def Resume(self, request, context):
         """Ends a drain.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InjectFaults(self, request, context):
+        """Makes things go wrong on purpose; replaces all faults ordered before, so
+        that no faults at all end them. FAILED_PRECONDITION (FAULTS_DISABLED)
+        unless the server was started with allow_faults.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -148,6 +162,11 @@ def add_EngineAdminServiceServicer_to_server(servicer, server):
                     servicer.Resume,
                     request_deserializer=plimsoll_dot_v1_dot_engine__admin__pb2.ResumeRequest.FromString,
                     response_serializer=plimsoll_dot_v1_dot_engine__admin__pb2.ResumeResponse.SerializeToString,
+            ),
+            'InjectFaults': grpc.unary_unary_rpc_method_handler(
+                    servicer.InjectFaults,
+                    request_deserializer=plimsoll_dot_v1_dot_engine__admin__pb2.InjectFaultsRequest.FromString,
+                    response_serializer=plimsoll_dot_v1_dot_engine__admin__pb2.InjectFaultsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -313,6 +332,33 @@ class EngineAdminService:
             '/plimsoll.v1.EngineAdminService/Resume',
             plimsoll_dot_v1_dot_engine__admin__pb2.ResumeRequest.SerializeToString,
             plimsoll_dot_v1_dot_engine__admin__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InjectFaults(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/plimsoll.v1.EngineAdminService/InjectFaults',
+            plimsoll_dot_v1_dot_engine__admin__pb2.InjectFaultsRequest.SerializeToString,
+            plimsoll_dot_v1_dot_engine__admin__pb2.InjectFaultsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,8 +36,8 @@ class EngineAdminServiceStub:
     GetStats: _grpc.UnaryUnaryMultiCallable[_engine_admin_pb2.GetStatsRequest, _engine_admin_pb2.GetStatsResponse]
     """Counters and gauges of the engine now."""
     WatchPressure: _grpc.UnaryStreamMultiCallable[_engine_admin_pb2.WatchPressureRequest, _engine_admin_pb2.WatchPressureResponse]
-    """Streams the pressure of the KV cache: the state now, then each change of
-    level, and at least one message per heartbeat.
+    """Streams the pressure on memory: the state now, then each change of level,
+    and at least one message per heartbeat.
     """
     SetMemoryUtilization: _grpc.UnaryUnaryMultiCallable[_engine_admin_pb2.SetMemoryUtilizationRequest, _engine_admin_pb2.SetMemoryUtilizationResponse]
     """Grows or shrinks the KV cache while serving. Answers when the new size is
@@ -51,6 +51,11 @@ class EngineAdminServiceStub:
     """
     Resume: _grpc.UnaryUnaryMultiCallable[_engine_admin_pb2.ResumeRequest, _engine_admin_pb2.ResumeResponse]
     """Ends a drain."""
+    InjectFaults: _grpc.UnaryUnaryMultiCallable[_engine_admin_pb2.InjectFaultsRequest, _engine_admin_pb2.InjectFaultsResponse]
+    """Makes things go wrong on purpose; replaces all faults ordered before, so
+    that no faults at all end them. FAILED_PRECONDITION (FAULTS_DISABLED)
+    unless the server was started with allow_faults.
+    """
 
 @_typing.type_check_only
 class EngineAdminServiceAsyncStub(EngineAdminServiceStub):
@@ -60,8 +65,8 @@ class EngineAdminServiceAsyncStub(EngineAdminServiceStub):
     GetStats: _aio.UnaryUnaryMultiCallable[_engine_admin_pb2.GetStatsRequest, _engine_admin_pb2.GetStatsResponse]  # type: ignore[assignment]
     """Counters and gauges of the engine now."""
     WatchPressure: _aio.UnaryStreamMultiCallable[_engine_admin_pb2.WatchPressureRequest, _engine_admin_pb2.WatchPressureResponse]  # type: ignore[assignment]
-    """Streams the pressure of the KV cache: the state now, then each change of
-    level, and at least one message per heartbeat.
+    """Streams the pressure on memory: the state now, then each change of level,
+    and at least one message per heartbeat.
     """
     SetMemoryUtilization: _aio.UnaryUnaryMultiCallable[_engine_admin_pb2.SetMemoryUtilizationRequest, _engine_admin_pb2.SetMemoryUtilizationResponse]  # type: ignore[assignment]
     """Grows or shrinks the KV cache while serving. Answers when the new size is
@@ -75,6 +80,11 @@ class EngineAdminServiceAsyncStub(EngineAdminServiceStub):
     """
     Resume: _aio.UnaryUnaryMultiCallable[_engine_admin_pb2.ResumeRequest, _engine_admin_pb2.ResumeResponse]  # type: ignore[assignment]
     """Ends a drain."""
+    InjectFaults: _aio.UnaryUnaryMultiCallable[_engine_admin_pb2.InjectFaultsRequest, _engine_admin_pb2.InjectFaultsResponse]  # type: ignore[assignment]
+    """Makes things go wrong on purpose; replaces all faults ordered before, so
+    that no faults at all end them. FAILED_PRECONDITION (FAULTS_DISABLED)
+    unless the server was started with allow_faults.
+    """
 
 class EngineAdminServiceServicer(metaclass=_abc_1.ABCMeta):
     """Operates the engine and its KV cache."""
@@ -93,8 +103,8 @@ class EngineAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _engine_admin_pb2.WatchPressureRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_engine_admin_pb2.WatchPressureResponse], _abc.AsyncIterator[_engine_admin_pb2.WatchPressureResponse]]:
-        """Streams the pressure of the KV cache: the state now, then each change of
-        level, and at least one message per heartbeat.
+        """Streams the pressure on memory: the state now, then each change of level,
+        and at least one message per heartbeat.
         """
 
     @_abc_1.abstractmethod
@@ -132,5 +142,16 @@ class EngineAdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_engine_admin_pb2.ResumeResponse, _abc.Awaitable[_engine_admin_pb2.ResumeResponse]]:
         """Ends a drain."""
+
+    @_abc_1.abstractmethod
+    def InjectFaults(
+        self,
+        request: _engine_admin_pb2.InjectFaultsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_engine_admin_pb2.InjectFaultsResponse, _abc.Awaitable[_engine_admin_pb2.InjectFaultsResponse]]:
+        """Makes things go wrong on purpose; replaces all faults ordered before, so
+        that no faults at all end them. FAILED_PRECONDITION (FAULTS_DISABLED)
+        unless the server was started with allow_faults.
+        """
 
 def add_EngineAdminServiceServicer_to_server(servicer: EngineAdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
