@@ -38,6 +38,7 @@ class Sequence:
         "_tokens",
         "cached_tokens",
         "computed_high_water",
+        "computed_step",
         "computed_tokens",
         "num_tokens",
         "order",
@@ -65,6 +66,7 @@ class Sequence:
         self.num_tokens = len(known)
         self.computed_tokens = 0
         self.computed_high_water = 0
+        self.computed_step = 0  # number of the last step in which a token of it was computed
         self.cached_tokens = 0  # of the prompt, at the first admission
         self.recomputed_tokens = 0
         self.preemptions = 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from kvcache import NeverFits
-from service.engine.policy import Chunk
+from service.engine.policy import Chunk, StepBudget
 from service.engine.request import Sequence
 
 
@@ -18,6 +18,13 @@ class StepPlan:
     refused: list[tuple[Sequence, NeverFits]] = field(default_factory=list)
     evicted: list[Sequence] = field(default_factory=list)  # outgrew the whole pool
     preempted: list[Sequence] = field(default_factory=list)
+
+    def schedule(self, sequence: Sequence, budget: StepBudget) -> None:
+        """Adds as much of a running sequence as the budget has room for, perhaps nothing."""
+        start = sequence.computed_tokens
+        count = budget.take(start, sequence.remaining_tokens, sequence.missing_prompt_logprobs)
+        if count:
+            self.chunks.append(Chunk(sequence, start, count))
 
     @property
     def is_empty(self) -> bool:
