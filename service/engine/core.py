@@ -6,20 +6,16 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from kvcache import CacheManager, PreemptionMode
 from kvcache.tokens import token_array
 from service.config.tenants import parse_tenant_shares
 from service.engine.batch import build_batch
 from service.engine.figures import EngineStats
+from service.engine.harvest import Harvester
+from service.engine.live_sequences import LiveSequences
 from service.engine.messages import (
-    Failed,
-    Finished,
     FinishReason,
     Output,
-    Refused,
     Resize,
     Resized,
     SequenceSpec,
@@ -27,12 +23,12 @@ from service.engine.messages import (
     StepReport,
 )
 from service.engine.policy import Chunk, SchedulerLimits, headroom_blocks
-from service.engine.request import Sequence, SequenceState
+from service.engine.request import Sequence
 from service.engine.resize import ElasticMemory, PoolResizer
 from service.engine.runner import Runner
-from service.engine.sampler import sample, token_logprob, unusable_logits
 from service.engine.scheduler import Scheduler
 from service.engine.sequence_tiers import SequenceTiers
+from service.engine.step_meter import StepMeter
 from service.engine.step_plan import StepPlan
 from service.engine.tenancy import Tenancy
 from service.engine.victims import VictimChooser
@@ -41,16 +37,6 @@ if TYPE_CHECKING:
     from kvcache import FlushResult
     from kvcache.tiers.offload import Offload
     from service.config import EngineSettings
-
-_STEP_SECONDS_WEIGHT = 0.1  # of the newest step in the moving average
-
-
-class DuplicateSequence(Exception):
-    """A sequence id was submitted while a sequence of that id is live."""
-
-    def __init__(self, sequence_id: int) -> None:
-        self.sequence_id = sequence_id
-        super().__init__(f"sequence {sequence_id} is live already")
 
 
 class EngineCore:
@@ -93,22 +79,15 @@ class EngineCore:
             self._tiers,
         )
         self._resizer = PoolResizer(manager, memory, self._scheduler, tenancy, settings.load_line)
-        self._live: dict[int, Sequence] = {}
-        self._arrivals = 0
-        self._finished: list[Finished] = []  # to be told with the next report
-        self._refused: list[Refused] = []
-        self._failed: list[Failed] = []
+        self._live = LiveSequences()
+        self._harvester = Harvester(manager, self._scheduler, self._live, max_context_tokens)
+        self._meter = StepMeter()
         self._computed = False  # whether the last step had something to compute
-        self._steps = 0
-        self._prefill_tokens = 0
-        self._decode_tokens = 0
-        self._step_seconds = 0.0
-        self._last_step_seconds = 0.0
 
     @property
     def has_work(self) -> bool:
         """Whether `step` has something to compute or to tell."""
-        return bool(self._scheduler.has_work or self._finished or self._refused)
+        return self._scheduler.has_work or self._live.has_ends
 
     @property
     def is_stalled(self) -> bool:
@@ -123,16 +102,13 @@ class EngineCore:
     def submit(self, specs: Iterable[SequenceSpec]) -> None:
         """Takes sequences in; raises DuplicateSequence for an id that is live."""
         for spec in specs:
-            if spec.sequence_id in self._live:
-                raise DuplicateSequence(spec.sequence_id)
-            sequence = Sequence(spec, self._arrivals)
-            self._arrivals += 1
-            self._live[spec.sequence_id] = sequence
+            sequence = self._live.enter(spec)
             if sequence.prompt_tokens >= self._max_context_tokens:
                 needed_blocks = -(-sequence.num_tokens // self._block_tokens)
                 self._refuse(sequence, needed_blocks, self._max_context_tokens - 1)
             elif reason := sequence.finish_reason(self._max_context_tokens):
-                self._finish(sequence, reason)  # nothing was left to do when its engine died
+                # Nothing was left to do when its engine died.
+                self._live.finish(sequence, reason, self._clock())
             else:
                 self._scheduler.submit(sequence)
 
@@ -142,7 +118,7 @@ class EngineCore:
             sequence = self._live.get(sequence_id)
             if sequence is not None:
                 self._scheduler.remove(sequence)
-                self._finish(sequence, FinishReason.CANCELLED)
+                self._live.finish(sequence, FinishReason.CANCELLED, self._clock())
 
     def flush(self, namespace: bytes | None) -> FlushResult:
         """Drops cached blocks that nobody holds; None: of every namespace."""
@@ -174,22 +150,18 @@ class EngineCore:
         started = [
             Started(s.sequence_id, s.cached_tokens, s.scheduled_seconds) for s in plan.started
         ]
-        outputs: list[Output] = []
         self._computed = bool(plan.chunks)
-        if plan.chunks:
-            batch = build_batch(plan.chunks, self._manager, self._block_tokens)
-            logits = self._runner.forward(batch)
-            prefilled_before = self._prefill_tokens
-            outputs = self._sample(plan.chunks, logits)
-            self._decode_tokens += len(outputs)
-            self._steps += 1
-            seconds = self._time_step(began_seconds)
-            prefill_tokens = self._prefill_tokens - prefilled_before
-            self._victims.note_step(prefill_tokens, len(batch.token_ids), seconds)
-        finished, self._finished = self._finished, []
-        refused, self._refused = self._refused, []
-        failed, self._failed = self._failed, []
-        return StepReport(started, outputs, finished, refused, self.stats(), failed)
+        outputs = self._compute(plan.chunks, began_seconds) if plan.chunks else []
+        ends = self._live.take_ends()
+        return StepReport(
+            started=started,
+            outputs=outputs,
+            finished=ends.finished,
+            refused=ends.refused,
+            stats=self.stats(),
+            failed=ends.failed,
+            exhausted=ends.exhausted,
+        )
 
     def stats(self) -> EngineStats:
         """The present numbers; right at any time, also while nothing runs."""
@@ -205,15 +177,15 @@ class EngineCore:
             blocks_held=cache.held,
             blocks_reserved=cache.reserved,
             blocks_shared=cache.shared,
-            steps=self._steps,
-            prefill_tokens=self._prefill_tokens,
-            decode_tokens=self._decode_tokens,
+            steps=self._meter.steps,
+            prefill_tokens=self._meter.prefill_tokens,
+            decode_tokens=self._meter.decode_tokens,
             lookup_tokens=cache.lookup_tokens,
             hit_tokens=cache.hit_tokens,
             evicted_blocks=cache.evicted_blocks,
             preemptions=cache.preemptions,
-            step_seconds=self._step_seconds,
-            last_step_seconds=self._last_step_seconds,
+            step_seconds=self._meter.step_seconds,
+            last_step_seconds=self._meter.last_step_seconds,
             blocks_kept=cache.pinned + cache.loading + cache.storing,
             trims=cache.preemptions_by_mode[PreemptionMode.TRIM],
             swaps=cache.preemptions_by_mode[PreemptionMode.SWAP],
@@ -227,96 +199,18 @@ class EngineCore:
         for sequence, answer in plan.refused:
             self._refuse(sequence, answer.needed_blocks, answer.limit_tokens)
         for sequence in plan.evicted:
-            self._finish(sequence, FinishReason.EVICTED)
+            self._live.finish(sequence, FinishReason.EVICTED, self._clock())
 
-    def _sample(self, chunks: list[Chunk], logits: NDArray[np.float32]) -> list[Output]:
-        """Publishes the chunks and chooses tokens where a chunk reached the end."""
-        last_rows, choosing = [], []
-        next_row = 0
-        for chunk in chunks:
-            first_row = next_row
-            token_row = first_row + len(chunk.logprob_positions)
-            next_row = token_row + chunk.wants_token
-            if chunk.sequence.state is SequenceState.PREFILL:
-                self._prefill_tokens += chunk.count
-            if bad_values := unusable_logits(logits[first_row:next_row]):
-                self._fail(chunk, bad_values)
-                continue
-            self._take_prompt_logprobs(chunk, logits[first_row:token_row])
-            self._scheduler.computed(chunk)
-            if chunk.wants_token:
-                last_rows.append(token_row)
-                choosing.append(chunk.sequence)
-        if not choosing:
-            return []
-        picked = logits if len(last_rows) == len(logits) else logits[last_rows]
-        outputs = []
-        for sequence, sampled in zip(
-            choosing, sample(picked, [s.sampler for s in choosing]), strict=True
-        ):
-            sequence.append(sampled.token_id)
-            outputs.append(
-                Output(
-                    sequence_id=sequence.sequence_id,
-                    token_ids=[sampled.token_id],
-                    logprobs=None if sampled.logprob is None else [sampled.logprob],
-                    prompt_logprobs=sequence.take_prompt_logprobs(),
-                )
-            )
-            reason = sequence.finish_reason(self._max_context_tokens)
-            if reason is not None:
-                self._scheduler.remove(sequence)
-                self._finish(sequence, reason)
-        return outputs
-
-    def _take_prompt_logprobs(self, chunk: Chunk, rows: NDArray[np.float32]) -> None:
-        """Keeps the prompt logprobs of a chunk; a row [V] for each of its positions."""
-        sequence = chunk.sequence
-        alternatives = sequence.spec.sampling.prompt_logprobs
-        if alternatives is None:
-            return
-        sequence.prompt_logprobs.extend(
-            token_logprob(row, int(sequence.token_ids[position + 1]), alternatives)
-            for row, position in zip(rows, chunk.logprob_positions, strict=True)
+    def _compute(self, chunks: list[Chunk], began_seconds: float) -> list[Output]:
+        batch = build_batch(chunks, self._manager, self._block_tokens)
+        logits = self._runner.forward(batch)
+        harvest = self._harvester.take(chunks, logits, self._clock())
+        ended_seconds = self._clock()
+        self._meter.note(harvest.prefill_tokens, len(harvest.outputs), began_seconds, ended_seconds)
+        self._victims.note_step(
+            harvest.prefill_tokens, len(batch.token_ids), ended_seconds - began_seconds
         )
-
-    def _fail(self, chunk: Chunk, bad_values: int) -> None:
-        """Ends a sequence whose logits are not finite, and nobody else.
-
-        Its K and V may be what is broken, some of them published by earlier steps. Nobody
-        can tell which, so its whole namespace leaves the prefix index: else the next
-        request with this prefix would fail on them again.
-        """
-        sequence = chunk.sequence
-        self._scheduler.remove(sequence)
-        self._manager.flush(sequence.spec.namespace)
-        sequence.state = SequenceState.FINISHED
-        del self._live[sequence.sequence_id]
-        self._failed.append(
-            Failed(
-                sequence.sequence_id,
-                f"{bad_values} logits after token {chunk.end} of {sequence.num_tokens} "
-                "are not finite",
-            )
-        )
-
-    def _finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        del self._live[sequence.sequence_id]
-        self._finished.append(sequence.finished(reason, self._clock()))
+        return harvest.outputs
 
     def _refuse(self, sequence: Sequence, needed_blocks: int, limit_tokens: int) -> None:
-        del self._live[sequence.sequence_id]
-        total_blocks = self._manager.usable_blocks
-        self._refused.append(
-            Refused(sequence.sequence_id, needed_blocks, total_blocks, limit_tokens)
-        )
-
-    def _time_step(self, began_seconds: float) -> float:
-        """Averages the duration of steps; answers that of this one."""
-        self._last_step_seconds = self._clock()
-        seconds = self._last_step_seconds - began_seconds
-        if self._steps == 1:
-            self._step_seconds = seconds
-        else:
-            self._step_seconds += _STEP_SECONDS_WEIGHT * (seconds - self._step_seconds)
-        return seconds
+        self._live.refuse(sequence, needed_blocks, self._manager.usable_blocks, limit_tokens)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engine_fakes import EngineHarness, spec_of
 
-from service.engine.core import DuplicateSequence
+from service.engine.live_sequences import DuplicateSequence
 from service.engine.messages import FinishReason, Refused, SamplingParams
 
 SEEDED = SamplingParams(temperature=1.0, top_p=0.9, seed=1234)
