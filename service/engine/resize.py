@@ -5,10 +5,15 @@ memory or taking it back costs time, and so does moving a block. Growing takes m
 and hands out blocks then; shrinking moves what is held out of the tail first.
 
 Admission counts with a smaller size at once, and with a larger one as its blocks come.
+
+Two have a say: an order of the admin sets the *ceiling*, the governor a *goal* below it while
+the device is short of memory. The pool has the smaller of the two. An order is answered when
+that is in force, and the rest of it when the governor lets go.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,14 +26,23 @@ from service.engine.tenancy import Tenancy
 
 # What one step may grow or shrink by: about 0.1 s on one core.
 CHUNK_BYTES = 64 << 20
+_SHORT_SECONDS = 1.0  # between two tries to grow without an order
 
 
 class ElasticMemory(Protocol):
     """The memory behind the pool, such as `kvcache.Arena`; blocks count the null block."""
 
-    layout: KVLayout
-    num_blocks: int
-    max_blocks: int
+    @property
+    def layout(self) -> KVLayout:
+        """Of one block."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that have memory."""
+
+    @property
+    def max_blocks(self) -> int:
+        """Blocks that it can have."""
 
     def require_memory(self, num_blocks: int) -> None:
         """Raises MemoryShortError when growing to `num_blocks` would."""
@@ -74,11 +88,19 @@ class PoolResizer:
         self._chunk_blocks = max(1, CHUNK_BYTES // memory.layout.block_bytes)
         self._order: _Order | None = None
         self._answers: list[Resized] = []
+        self._ceiling = memory.num_blocks  # with the null block, as all below
+        self._goal: int | None = None  # None: the governor lets the pool have its ceiling
+        self._short_seconds = -math.inf  # when growing found no memory
 
     @property
     def is_active(self) -> bool:
-        """Whether a resize is under way, or its answer was not taken yet."""
-        return self._order is not None or bool(self._answers)
+        """Whether the pool changes its size, or an answer was not taken yet."""
+        return self._order is not None or self._is_off_goal or bool(self._answers)
+
+    @property
+    def ceiling_blocks(self) -> int:
+        """Usable blocks that were ordered: the pool has as many, or the governor's goal."""
+        return (self._order.num_blocks if self._order else self._ceiling) - 1
 
     def take_answers(self) -> list[Resized]:
         """What has ended since the last call, oldest first."""
@@ -104,34 +126,88 @@ class PoolResizer:
         else:
             self._set_admission()
 
+    def govern(self, goal_blocks: int, now_seconds: float) -> None:
+        """Bounds the pool to so many usable blocks; the ceiling or more: lets go of it.
+
+        The next steps do it, at the cost of running sequences if need be. Growing that finds no
+        memory is tried again, no more often than every second.
+        """
+        before = self._target
+        self._goal = max(1, goal_blocks) + 1 if goal_blocks < self.ceiling_blocks else None
+        if now_seconds - self._short_seconds >= _SHORT_SECONDS:
+            self._short_seconds = -math.inf
+        if self._target != before:
+            self._set_admission()
+
+    def give_back(self, blocks: int, now_seconds: float) -> int:
+        """Makes the pool so many blocks smaller at once; answers how many it could.
+
+        It stays so small until `govern` says otherwise.
+        """
+        before = self._memory.num_blocks
+        self._goal = max(2, before - blocks)
+        self._set_admission()
+        while (left := self._memory.num_blocks) > self._goal:
+            self._shrink(self._goal, now_seconds, may_preempt=True)
+            if self._memory.num_blocks == left:
+                break
+        return before - self._memory.num_blocks
+
     def advance(self, now_seconds: float) -> None:
-        """Does a chunk of the resize that is under way, at a step boundary."""
+        """Does a chunk of what is under way, at a step boundary."""
+        size, target = self._memory.num_blocks, self._target
+        if target > size:
+            self._grow(target, now_seconds)
+        elif target < size:
+            forced = self._goal if self._waits_for_others else target
+            if forced is not None and forced < size:
+                self._shrink(forced, now_seconds, may_preempt=True)
+            else:
+                self._shrink(target, now_seconds, may_preempt=False)
         order = self._order
-        if order is None:
-            return
-        if order.num_blocks > self._memory.num_blocks:
-            self._grow(order)
-        else:
-            self._shrink(order, now_seconds)
-        in_force = order.num_blocks == self._memory.num_blocks
-        if in_force or order.shortage is not None or now_seconds >= order.deadline_seconds:
+        if order is not None and (
+            self._memory.num_blocks == self._target
+            or order.shortage is not None
+            or now_seconds >= order.deadline_seconds
+        ):
             self._end(now_seconds)
 
-    def _grow(self, order: _Order) -> None:
-        goal = min(order.num_blocks, self._memory.num_blocks + self._chunk_blocks)
+    @property
+    def _target(self) -> int:
+        """The size that the pool is to have now."""
+        wanted = self.ceiling_blocks + 1
+        return wanted if self._goal is None else min(wanted, self._goal)
+
+    @property
+    def _is_off_goal(self) -> bool:
+        """Whether another chunk may help."""
+        size = self._memory.num_blocks
+        return self._target < size or (self._target > size and self._short_seconds == -math.inf)
+
+    @property
+    def _waits_for_others(self) -> bool:
+        """Whether running sequences are to end by themselves, as far as the order goes."""
+        return self._order is not None and self._order.policy is ShrinkPolicy.WAIT
+
+    def _grow(self, target: int, now_seconds: float) -> None:
+        if self._order is None and self._short_seconds != -math.inf:
+            return
+        goal = min(target, self._memory.num_blocks + self._chunk_blocks)
         try:
             self._memory.grow(goal)
-        except MemoryShortError as error:  # somebody else took it since the order came
-            order.shortage = _shortage(error)
+        except MemoryShortError as error:  # somebody else took it since this was decided
+            self._short_seconds = now_seconds
+            if self._order is not None:
+                self._order.shortage = _shortage(error)
             return
         self._manager.resize(goal)
         self._tenancy.fit(goal - 1)
         self._set_admission()
 
-    def _shrink(self, order: _Order, now_seconds: float) -> None:
-        if not self._make_room(order, now_seconds):
+    def _shrink(self, target: int, now_seconds: float, *, may_preempt: bool) -> None:
+        if not self._make_room(target, now_seconds, may_preempt=may_preempt):
             return
-        goal = max(order.num_blocks, self._memory.num_blocks - self._chunk_blocks)
+        goal = max(target, self._memory.num_blocks - self._chunk_blocks)
         self._tenancy.fit(goal - 1)
         try:
             self._manager.resize(goal)
@@ -142,28 +218,33 @@ class PoolResizer:
 
     def _set_admission(self) -> None:
         """Admission counts with what there is, or with what will be left of it."""
-        usable_blocks = self._manager.usable_blocks
-        if self._order is not None:
-            usable_blocks = min(usable_blocks, self._order.num_blocks - 1)
+        usable_blocks = min(self._manager.usable_blocks, self._target - 1)
         self._scheduler.set_pool(usable_blocks, headroom_blocks(usable_blocks, self._load_line))
 
-    def _make_room(self, order: _Order, now_seconds: float) -> bool:
-        """Whether all that is in use fits the new size, or nobody runs who could give way."""
+    def _make_room(self, target: int, now_seconds: float, *, may_preempt: bool) -> bool:
+        """Whether all that is in use fits `target`, or nobody runs who could give way."""
         while self._scheduler.running_count:
             stats = self._manager.stats()
             in_use_blocks = stats.total - stats.free - stats.cached - stats.expected
-            excess_blocks = in_use_blocks - (order.num_blocks - 1)
+            excess_blocks = in_use_blocks - (target - 1)
             if excess_blocks <= 0:
                 return True
-            if order.policy is ShrinkPolicy.WAIT:
+            if not may_preempt:
                 return False
-            order.preempted += self._scheduler.make_room(excess_blocks, now_seconds)
+            preempted = self._scheduler.make_room(excess_blocks, now_seconds)
+            if self._order is not None:
+                self._order.preempted += preempted
         return True
 
     def _end(self, now_seconds: float) -> None:
-        order, self._order = self._order, None
+        order = self._order
         if order is None:
             return
+        in_force = self._memory.num_blocks == self._target
+        # What is not in force by now does not go on behind the caller's back.
+        reached = max(self._memory.num_blocks, min(self._ceiling, order.num_blocks))
+        self._ceiling = order.num_blocks if in_force else reached
+        self._order = None
         self._set_admission()
         self._answers.append(
             Resized(

@@ -1,0 +1,85 @@
+"""How large the KV pool should be, so that the steps of the model find memory.
+
+Memory that the pool and the steps share is *spare*: the headroom plus the pool. Resizing the
+pool does not change it, so what it does tells what others do. The pool shrinks as soon as the
+headroom gets short, far enough that it does not do so again at once, and grows back slowly.
+"""
+
+from __future__ import annotations
+
+import math
+
+from service.engine.figures import GovernorAction
+from service.engine.margins import Margins
+from service.engine.readings import GovernorReading
+
+_AHEAD_SECONDS = 2.0  # headroom that is kept against a decline of the spare memory
+_GROWTH_PARTS = 32  # of the ceiling: the pool grows by one of them at a time
+_GROWTH_SECONDS = 0.5  # between two of them
+_HOLD_SECONDS = 2.0  # from a shrink to the first growth; doubled by each shrink after a growth
+_HOLD_MAX_SECONDS = 60.0
+
+
+class PoolGoal:
+    """The size that the pool is to have; None in `_goal_blocks`: whatever was ordered."""
+
+    def __init__(self) -> None:
+        self._goal_blocks: int | None = None
+        self._shrunk_seconds = -math.inf
+        self._grew_seconds = -math.inf
+        self._hold_seconds = _HOLD_SECONDS
+
+    def next(
+        self, reading: GovernorReading, margins: Margins, decline_bytes_per_second: float
+    ) -> tuple[int, GovernorAction | None]:
+        """The goal after `reading`, and what that asks of the pool, if anything.
+
+        `decline_bytes_per_second` is that of the spare memory.
+        """
+        reserve_bytes = decline_bytes_per_second * _AHEAD_SECONDS
+
+        def blocks_that_leave(ratio: float) -> int:
+            kept_bytes = ratio * reading.demand_bytes + reserve_bytes
+            return max(0, math.floor((reading.spare_bytes - kept_bytes) / reading.block_bytes))
+
+        ceiling = reading.ceiling_blocks
+        before = ceiling if self._goal_blocks is None else min(self._goal_blocks, ceiling)
+        wanted = before
+        if before > blocks_that_leave(margins.shrink_below):
+            wanted = min(before, blocks_that_leave(margins.shrink_to))
+        elif self._may_grow(reading, before):
+            step = max(1, ceiling // _GROWTH_PARTS)
+            wanted = max(before, min(before + step, blocks_that_leave(margins.grow_above)))
+        after = min(ceiling, max(reading.floor_blocks, wanted))
+        self._goal_blocks = None if after == ceiling else after
+        if after < before:
+            self._note_shrink(reading.now_seconds)
+            return after, GovernorAction.SHRINK
+        if after > before:
+            self._grew_seconds = reading.now_seconds
+            return after, GovernorAction.GROW
+        return after, None
+
+    def lower(self, now_seconds: float, goal_blocks: int) -> None:
+        """The pool had to give memory back; it is not to take it again at once."""
+        if self._goal_blocks is None or goal_blocks < self._goal_blocks:
+            self._goal_blocks = max(0, goal_blocks)
+        self._note_shrink(now_seconds)
+
+    def _may_grow(self, reading: GovernorReading, goal_blocks: int) -> bool:
+        """Whether the pool has arrived where it was to be, and nothing has happened for a while."""
+        now_seconds = reading.now_seconds
+        if now_seconds - self._shrunk_seconds < self._hold_seconds:
+            return False
+        if now_seconds - self._grew_seconds < _GROWTH_SECONDS:
+            return False
+        return reading.pool_blocks >= goal_blocks
+
+    def _note_shrink(self, now_seconds: float) -> None:
+        """Growing that had to be undone is tried again later and later."""
+        if self._grew_seconds > self._shrunk_seconds:
+            quiet_seconds = now_seconds - self._grew_seconds
+            again = quiet_seconds < _HOLD_MAX_SECONDS
+            doubled = min(_HOLD_MAX_SECONDS, 2 * self._hold_seconds)
+            self._hold_seconds = doubled if again else _HOLD_SECONDS
+        self._shrunk_seconds = now_seconds
