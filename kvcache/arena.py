@@ -46,6 +46,7 @@ class Arena:
         self.num_blocks = num_blocks
         self.max_blocks = num_blocks if max_blocks is None else max_blocks
         self._available_bytes = available_bytes
+        self._written_end = 0  # all pages before it have memory
         reserved_bytes = self.max_blocks * layout.block_bytes
         try:
             self._space = AddressSpace(reserved_bytes)
@@ -58,6 +59,21 @@ class Arena:
     def size_bytes(self) -> int:
         """Bytes of the present blocks; their memory is rounded up to whole pages."""
         return self.num_blocks * self.layout.block_bytes
+
+    def promised_bytes(self) -> int:
+        """Bytes of the present blocks that have no memory yet: nobody has written to them.
+
+        Low blocks are used first, so that the start of the arena soon has all its memory and
+        needs no second look.
+        """
+        end, promised = self._end(self.num_blocks), 0
+        for start in range(self._written_end, end, _CHUNK_BYTES):
+            chunk_end = min(end, start + _CHUNK_BYTES)
+            missing = chunk_end - start - self._space.present_bytes(start, chunk_end)
+            if not missing and start == self._written_end:
+                self._written_end = chunk_end
+            promised += missing
+        return promised
 
     @property
     def buffer(self) -> memoryview:
@@ -108,6 +124,7 @@ class Arena:
             raise InvalidArgumentError("num_blocks", num_blocks, limit)
         start, end = self._end(num_blocks), self._end(self.num_blocks)
         self._space.release(start, end)
+        self._written_end = min(self._written_end, start)
         # The page at the boundary stays; what is in it behind the last block must not come
         # back as the content of a new one.
         first_gone = num_blocks * self.layout.block_bytes

@@ -1,4 +1,4 @@
-"""How much more memory this process may take: what the machine has, and its control groups."""
+"""How much memory this process may take: what the machine has, and its control groups."""
 
 from __future__ import annotations
 
@@ -40,6 +40,19 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
             reclaimable = _stat_bytes(group / "memory.stat", controller.reclaimable)
             available = min(available, int(limit) - int(used) + reclaimable)
     return max(0, available)
+
+
+def total_memory_bytes(root: Path = Path("/")) -> int:
+    """Bytes of memory that this process could have at most, were it alone on the machine.
+
+    The least of MemTotal and the limits of the control groups that it is in.
+    """
+    total = _meminfo_bytes(root / "proc/meminfo", "MemTotal")
+    for controller, group in _groups(root):
+        limit = _read(group / controller.limit)
+        if limit is not None and limit != "max":
+            total = min(total, int(limit))
+    return total
 
 
 def _groups(root: Path) -> Iterator[tuple[_Controller, Path]]:

@@ -21,6 +21,8 @@ from kvcache.memory import ArenaMemory, BlockMemory
 from kvcache.tiers import Fingerprint
 from kvcache.tiers.offload import Offload
 from service.config import EngineSettings
+from service.device.arena import DeviceArena
+from service.device.cpu import CpuDevice
 from service.engine.caching import make_manager
 from service.engine.core import EngineCore
 from service.engine.messages import (
@@ -120,6 +122,10 @@ class FakeRunner:
             logits[row] = logits_of(kv, self._vocab_size)
         return logits
 
+    def step_bytes(self, tokens: int, logit_rows: int, context_tokens: int) -> int:
+        """Numbers that tell the three apart."""
+        return 1000 * tokens + 100 * logit_rows + context_tokens
+
     def _check(self, batch: StepBatch) -> None:
         tokens = len(batch.token_ids)
         assert tokens == len(batch.positions) == len(batch.slots) == batch.query_starts[-1]
@@ -142,12 +148,13 @@ class FakeBuilt:
     num_blocks: int
     max_context_tokens: int
     vocab_size: int
-    arena: Arena
+    device: CpuDevice
+    arena: DeviceArena
     fingerprint: Fingerprint
     model_version: str = "fake"
     weights_dtype: str = "none"
     kv_dtype: str = "float32"
-    device: str = "fake"
+    device_name: str = "fake"
     attention_backend: str = "hash"
 
 
@@ -163,13 +170,15 @@ def build_fake(
     if settings.kv_memory_max_bytes is not None:
         max_blocks = settings.kv_memory_max_bytes // (8 * settings.block_tokens)
     runner = FakeRunner(num_blocks, settings.block_tokens, vocab_size, max_blocks)
+    device = CpuDevice()
     return FakeBuilt(
         runner=runner,
         layout=runner.arena.layout,
         num_blocks=num_blocks,
         max_context_tokens=settings.max_context_tokens or 4096,
         vocab_size=vocab_size,
-        arena=runner.arena,
+        device=device,
+        arena=DeviceArena(runner.arena, device, headroom_bytes=0),
         fingerprint=Fingerprint(weights="fake", rope="none", layout=runner.arena.layout),
     )
 

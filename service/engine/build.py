@@ -8,10 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcache import Arena, KVDtype, KVLayout
+from kvcache.arena import HEADROOM_BYTES
 from kvcache.errors import ArenaError
 from kvcache.host_memory import available_memory_bytes
 from kvcache.tiers import Fingerprint
 from service.config import EngineSettings
+from service.device.arena import DeviceArena
+from service.device.cpu import CpuDevice
+from service.device.memory import DeviceMemory
 from service.engine.errors import StartError
 from service.engine.host import usable_cores
 from service.engine.messages import Loading
@@ -31,7 +35,8 @@ class BuiltRunner:
 
     runner: Runner
     layout: KVLayout
-    arena: Arena
+    device: DeviceMemory
+    arena: DeviceArena
     num_blocks: int  # at the start, the null block included
     max_context_tokens: int
     vocab_size: int
@@ -39,7 +44,7 @@ class BuiltRunner:
     model_version: str
     weights_dtype: str
     kv_dtype: str
-    device: str
+    device_name: str
     attention_backend: str
 
 
@@ -71,6 +76,7 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
     progress(Loading("kv pool", 0, usable_blocks, "blocks"))
     arena = _allocate(layout, num_blocks, max_usable_blocks + 1)
     progress(Loading("kv pool", usable_blocks, usable_blocks, "blocks"))
+    device = CpuDevice()
     options = RunnerOptions(
         weights_dtype=weights_dtype,
         mode=choose_linear_mode(
@@ -86,16 +92,20 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
         config,
         checkpoint,
         arena,
+        device,
         options,
         lambda done: progress(Loading("weights", done, config.layers, "layers")),
     )
     progress(Loading("warm-up", 0, 1, "tokens"))
     _make_token(runner, config.bos_id or 0)
     progress(Loading("warm-up", 1, 1, "tokens"))
+    device_arena = DeviceArena(arena, device, HEADROOM_BYTES)
+    device.promised_bytes = arena.promised_bytes
     return BuiltRunner(
         runner=runner,
         layout=layout,
-        arena=arena,
+        device=device,
+        arena=device_arena,
         num_blocks=num_blocks,
         max_context_tokens=max_context_tokens,
         vocab_size=config.vocab_size,
@@ -105,7 +115,7 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
         model_version=checkpoint.version(),
         weights_dtype=weights_dtype,
         kv_dtype=kv_dtype.value,
-        device="cpu",
+        device_name="cpu",
         attention_backend=ATTENTION_BACKEND,
     )
 

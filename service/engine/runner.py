@@ -43,5 +43,16 @@ class Runner(Protocol):
         """Writes K and V of all T tokens to their slots, attends, answers logits [R, V].
 
         The array is the caller's until the next call. Logits are finite for finite weights.
+
+        Raises DeviceOutOfMemoryError where an allocation failed, with slots written or not and
+        nothing else changed, and DeviceLostError where this process cannot compute any more.
+        """
+        ...
+
+    def step_bytes(self, tokens: int, logit_rows: int, context_tokens: int) -> int:
+        """What a step takes of the device's memory at most, beyond weights and KV pool.
+
+        It has `tokens` of sequences of which the longest has `context_tokens`, and each of
+        which wants at least one of the `logit_rows` rows. Monotonic in all three.
         """
         ...

@@ -44,7 +44,7 @@ def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
     began_seconds = time.monotonic()
     try:
         built = build(settings, channel.send)
-        memory = ArenaMemory(built.arena)
+        memory = ArenaMemory(built.arena.arena)
         manager = make_manager(settings, built.num_blocks, memory)
         offload = make_offload(settings, manager, memory, built.fingerprint)
     except (StartError, ModelFileError, NativeCoreMissingError) as error:
@@ -69,7 +69,7 @@ def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
             bytes_per_block=built.layout.block_bytes,
             weights_dtype=built.weights_dtype,
             kv_dtype=built.kv_dtype,
-            device=built.device,
+            device=built.device_name,
             attention_backend=built.attention_backend,
             load_seconds=time.monotonic() - began_seconds,
         )

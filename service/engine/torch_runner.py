@@ -11,7 +11,11 @@ from numpy.typing import NDArray
 
 from kvcache import Arena
 from kvcache.attention.cpu import CpuAttention
+from service.device.memory import DeviceMemory
+from service.device.owner import Owner
+from service.device.torch_errors import device_error
 from service.engine.runner import StepBatch
+from service.models.activations import StepShape, step_bytes
 from service.models.config import ModelConfig
 from service.models.torch_checkpoint import Checkpoint
 from service.models.torch_linear import LinearMode
@@ -42,9 +46,11 @@ class TorchRunner:
         config: ModelConfig,
         checkpoint: Checkpoint,
         arena: Arena,
+        device: DeviceMemory,
         options: RunnerOptions,
         on_layer: Callable[[int], None],
     ) -> None:
+        """`device` is asked for the memory of each step; that of the weights was claimed."""
         torch.set_num_threads(options.threads)
         dtype: torch.dtype = getattr(torch, options.weights_dtype)
         pool_dtype: torch.dtype = getattr(torch, arena.layout.dtype.value)
@@ -56,13 +62,43 @@ class TorchRunner:
         weights = loader.load(options.context_tokens, on_layer)
         self._attention = attention
         self._model = Llama(config, weights, attention)
-        self._vocab_size = config.vocab_size
+        self._config = config
+        self._device = device
+        self._kv_bytes = pool.element_size()
 
     @property
     def vocab_size(self) -> int:
-        return self._vocab_size
+        return self._config.vocab_size
+
+    def step_bytes(self, tokens: int, logit_rows: int, context_tokens: int) -> int:
+        sequences = min(tokens, max(1, logit_rows))
+        return self._step_bytes(StepShape(tokens, sequences, logit_rows, context_tokens))
 
     def forward(self, batch: StepBatch) -> NDArray[np.float32]:
+        claim_bytes = self._step_bytes(
+            StepShape(
+                tokens=len(batch.token_ids),
+                sequences=len(batch.context_lens),
+                logit_rows=len(batch.logit_rows),
+                context_tokens=int(batch.context_lens.max()),
+            )
+        )
+        self._device.take(Owner.ACTIVATIONS, claim_bytes)
+        try:
+            return self._compute(batch)
+        except (RuntimeError, MemoryError) as error:
+            failure = device_error(error)
+            if failure is None:
+                raise
+        finally:
+            self._device.give_back(Owner.ACTIVATIONS, claim_bytes)
+        # Outside the block above: in it the traceback would keep every tensor of the step alive.
+        raise failure
+
+    def _step_bytes(self, shape: StepShape) -> int:
+        return step_bytes(self._config, self._kv_bytes, shape)
+
+    def _compute(self, batch: StepBatch) -> NDArray[np.float32]:
         plan = self._attention.plan(
             batch.slots, batch.query_starts, batch.context_lens, batch.block_tables
         )

@@ -49,8 +49,8 @@ class Run:
         arena = built.arena
         if arena.num_blocks < POOL_BLOCKS + 1:
             arena.grow(POOL_BLOCKS + 1)
-        np.frombuffer(arena.buffer, np.float32)[:] = np.nan
-        manager = CacheManager(POOL_BLOCKS + 1, 4, memory=ArenaMemory(arena))
+        np.frombuffer(arena.arena.buffer, np.float32)[:] = np.nan
+        manager = CacheManager(POOL_BLOCKS + 1, 4, memory=ArenaMemory(arena.arena))
         settings = EngineSettings(block_tokens=4, load_line=1.0, max_step_tokens=1024)
         self.core = EngineCore(built.runner, manager, arena, settings, built.max_context_tokens)
         self.outputs: dict[int, list[int]] = {}

@@ -96,7 +96,7 @@ def built() -> BuiltRunner:
 
 def make_core(built: BuiltRunner, usable_blocks: int = 511, **settings: object) -> EngineCore:
     """A core with an empty cache over the shared weights; its pool is poisoned with NaN."""
-    pool = np.frombuffer(built.arena.buffer, np.float32)
+    pool = np.frombuffer(built.arena.arena.buffer, np.float32)
     pool[: (usable_blocks + 1) * built.layout.block_elements] = np.nan
     engine = EngineSettings(model="smollm2-135m", dtype="float32", **settings)  # type: ignore[arg-type]
     manager = CacheManager(usable_blocks + 1, built.layout.block_tokens)

@@ -94,7 +94,7 @@ def build(folder: Path) -> BuiltRunner:
 
 def poison(built: BuiltRunner) -> None:
     """All memory that no token was written to is NaN."""
-    np.frombuffer(built.arena.buffer, np.float32)[:] = np.nan
+    np.frombuffer(built.arena.arena.buffer, np.float32)[:] = np.nan
 
 
 def greedy(model: transformers.PreTrainedModel, prompt: list[int]) -> list[int]:
