@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from service.engine.figures import EngineStats, TierFigures
+from kvcache.pressure import FOREVER_SECONDS, PressureLevel
+from service.engine.figures import EngineStats, TierFigures, Vitals
 
 _COUNTERS = (
     "steps",
@@ -36,8 +37,19 @@ _TIER_COUNTERS = (
     "failures",
 )
 _TIER_OCCUPANCY = ("host_bytes", "loads")  # what is on disk outlives the engine
+_VITALS_COUNTERS = ("allocator_retries", "rungs", "actions")
+_MEMORY_IN_USE = (
+    "weights_bytes",
+    "kv_bytes",
+    "activation_bytes",
+    "graph_bytes",
+    "context_bytes",
+    "reclaimable_bytes",
+    "demand_bytes",
+)
 
-Numbers = TypeVar("Numbers", EngineStats, TierFigures)
+Numbers = TypeVar("Numbers", EngineStats, TierFigures, Vitals)
+Counts: TypeAlias = "dict[str, Any]"  # by name of a counter: a number, or a tuple of them
 
 
 class EngineTotals:
@@ -45,8 +57,9 @@ class EngineTotals:
 
     def __init__(self) -> None:
         self._latest: EngineStats | None = None
-        self._before: dict[str, int] = dict.fromkeys(_COUNTERS, 0)
-        self._tiers_before: dict[str, int] = dict.fromkeys(_TIER_COUNTERS, 0)
+        self._before: Counts = {}
+        self._tiers_before: Counts = {}
+        self._vitals_before: Counts = {}
 
     def update(self, stats: EngineStats) -> None:
         """Takes the newest numbers of the present engine."""
@@ -57,10 +70,18 @@ class EngineTotals:
         latest = self._latest
         if latest is None:
             return
+        tiers, vitals = latest.tiers, latest.vitals
+        if tiers is not None:
+            tiers = _taken_over(tiers, self._tiers_before, _TIER_COUNTERS)
+            tiers = _emptied(tiers, _TIER_OCCUPANCY)
+        if vitals is not None:
+            vitals = _taken_over(vitals, self._vitals_before, _VITALS_COUNTERS)
+            vitals = _without_engine(vitals)
+        latest = _emptied(
+            _taken_over(latest, self._before, _COUNTERS), (*_OCCUPANCY, *_BLOCKS_IN_USE)
+        )
         self._latest = msgspec.structs.replace(
-            _taken_over(latest, self._before, (*_OCCUPANCY, *_BLOCKS_IN_USE)),
-            blocks_free=latest.blocks_total,
-            tiers=latest.tiers and _taken_over(latest.tiers, self._tiers_before, _TIER_OCCUPANCY),
+            latest, blocks_free=latest.blocks_total, tiers=tiers, vitals=vitals
         )
 
     def current(self) -> EngineStats | None:
@@ -71,16 +92,44 @@ class EngineTotals:
         return msgspec.structs.replace(
             _with(latest, self._before),
             tiers=latest.tiers and _with(latest.tiers, self._tiers_before),
+            vitals=latest.vitals and _with(latest.vitals, self._vitals_before),
         )
 
 
-def _taken_over(numbers: Numbers, before: dict[str, int], occupancy: tuple[str, ...]) -> Numbers:
-    """Adds the counters to `before`; the numbers without them, and with nothing in use."""
-    for counter in before:
-        before[counter] += getattr(numbers, counter)
-    return msgspec.structs.replace(numbers, **dict.fromkeys((*before, *occupancy), 0))
+def _taken_over(numbers: Numbers, before: Counts, counters: tuple[str, ...]) -> Numbers:
+    """Adds the counters to `before`; the numbers with all of them at 0."""
+    for counter in counters:
+        count = getattr(numbers, counter)
+        before[counter] = _sum(before[counter], count) if counter in before else count
+    return _emptied(numbers, counters)
 
 
-def _with(numbers: Numbers, before: dict[str, int]) -> Numbers:
-    sums = {counter: count + getattr(numbers, counter) for counter, count in before.items()}
+def _emptied(numbers: Numbers, names: tuple[str, ...]) -> Numbers:
+    zeros = {name: _zero(getattr(numbers, name)) for name in names}
+    return msgspec.structs.replace(numbers, **zeros)
+
+
+def _with(numbers: Numbers, before: Counts) -> Numbers:
+    sums = {counter: _sum(count, getattr(numbers, counter)) for counter, count in before.items()}
     return msgspec.structs.replace(numbers, **sums)
+
+
+def _without_engine(vitals: Vitals) -> Vitals:
+    """Memory when the engine's process is gone: what it had is free, and no step comes."""
+    return msgspec.structs.replace(
+        _emptied(vitals, _MEMORY_IN_USE),
+        level=PressureLevel.NORMAL,
+        device_free_bytes=vitals.device_total_bytes - vitals.other_bytes,
+        kv_exhaustion_seconds=FOREVER_SECONDS,
+        device_exhaustion_seconds=FOREVER_SECONDS,
+    )
+
+
+def _sum(one: Any, other: Any) -> Any:
+    if isinstance(one, tuple):
+        return tuple(a + b for a, b in zip(one, other, strict=True))
+    return one + other
+
+
+def _zero(count: Any) -> Any:
+    return (0,) * len(count) if isinstance(count, tuple) else 0

@@ -1,0 +1,81 @@
+"""What is left of the figures of memory when an engine dies."""
+
+from __future__ import annotations
+
+import msgspec
+from api_fakes import ENGINE_STATS
+from memory_figures import VITALS
+
+from kvcache.pressure import FOREVER_SECONDS, PressureLevel
+from service.engine.figures import EngineStats, Vitals
+from service.front.engine_totals import EngineTotals
+
+
+def with_vitals(vitals: Vitals) -> EngineStats:
+    return msgspec.structs.replace(ENGINE_STATS, vitals=vitals)
+
+
+def vitals_of(totals: EngineTotals) -> Vitals:
+    stats = totals.current()
+    assert stats is not None
+    assert stats.vitals is not None
+    return stats.vitals
+
+
+def test_counters_of_memory_go_on_over_engines() -> None:
+    totals = EngineTotals()
+    for engine in range(1, 4):
+        totals.update(
+            with_vitals(
+                msgspec.structs.replace(
+                    VITALS, allocator_retries=engine, rungs=(1, 2, 3, engine), actions=(4, 0, 0, 1)
+                )
+            )
+        )
+        vitals = vitals_of(totals)
+        assert vitals.allocator_retries == sum(range(engine + 1))
+        assert vitals.rungs == (engine, 2 * engine, 3 * engine, sum(range(engine + 1)))
+        assert vitals.actions == (4 * engine, 0, 0, engine)
+        totals.engine_lost()
+        assert vitals_of(totals).rungs == vitals.rungs
+        totals.engine_lost()  # one that died before it said anything
+        assert vitals_of(totals).rungs == vitals.rungs
+
+
+def test_a_dead_engine_has_no_memory() -> None:
+    totals = EngineTotals()
+    totals.update(with_vitals(VITALS))
+    totals.engine_lost()
+    vitals = vitals_of(totals)
+    assert vitals.device_total_bytes == VITALS.device_total_bytes
+    assert vitals.device_free_bytes == VITALS.device_total_bytes - VITALS.other_bytes
+    taken_bytes = (
+        vitals.weights_bytes
+        + vitals.kv_bytes
+        + vitals.activation_bytes
+        + vitals.graph_bytes
+        + vitals.context_bytes
+    )
+    assert taken_bytes == 0
+    assert vitals.other_bytes == VITALS.other_bytes
+    assert vitals.headroom_bytes == vitals.device_free_bytes
+    assert vitals.demand_bytes == 0
+
+
+def test_the_level_of_a_dead_engine_does_not_stay() -> None:
+    totals = EngineTotals()
+    totals.update(with_vitals(VITALS))
+    assert vitals_of(totals).level is PressureLevel.HIGH
+    totals.engine_lost()
+    vitals = vitals_of(totals)
+    assert vitals.level is PressureLevel.NORMAL
+    assert vitals.kv_exhaustion_seconds == vitals.device_exhaustion_seconds == FOREVER_SECONDS
+
+
+def test_an_engine_that_has_not_looked_at_its_memory() -> None:
+    totals = EngineTotals()
+    totals.update(ENGINE_STATS)
+    totals.engine_lost()
+    stats = totals.current()
+    assert stats is not None
+    assert stats.vitals is None
