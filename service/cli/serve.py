@@ -52,6 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     from service.api.ports import BindError
     from service.api.server import run as run_server
     from service.cli.loading import LoadingDisplay
+    from service.faults.plan_file import FaultPlanError
+    from service.flight.termination import write_termination_log
     from service.front.state import EngineFailed
     from service.logs import configure_logging
     from service.models.errors import ModelFileError
@@ -70,7 +72,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         try:
             run_server(settings, ready, display.update)
+        except FaultPlanError as error:
+            raise CommandError(f"--fault-plan: {error}", EXIT_USAGE) from error
         except (BindError, EngineFailed, ModelFileError) as error:
+            write_termination_log(Path(settings.termination_log), str(error))
             raise CommandError(str(error)) from error
     return 0
 

@@ -264,18 +264,15 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             le=10_000,
         ),
     ] = 32
-    termination_log: (
-        Annotated[
-            str,
-            about(
-                "Flight recorder",
-                "File that takes the cause when the server gives up, if it exists, as it does in "
-                "a Kubernetes container; none: no file.",
-                min_length=1,
-            ),
-        ]
-        | None
-    ) = "/dev/termination-log"
+    termination_log: Annotated[
+        str,
+        about(
+            "Flight recorder",
+            "File that takes the cause when the server gives up. It is written only if it is "
+            "there, as this one is in every container of Kubernetes.",
+            min_length=1,
+        ),
+    ] = "/dev/termination-log"
 
     fault_plan: (
         Annotated[

@@ -10,7 +10,6 @@ from typing import Protocol
 import structlog
 
 from service.config import ServeSettings
-from service.engine.figures import Incident
 from service.engine.messages import (
     Abort,
     Failed,
@@ -42,6 +41,7 @@ from service.front.events import (
 from service.front.faults import FaultBook
 from service.front.journal import Journal
 from service.front.quarantine import Conviction, Quarantine
+from service.front.flight import FlightRecorder
 from service.front.request import LiveRequest
 from service.front.restart import EngineLife
 from service.front.supervisor import Supervisor
@@ -99,6 +99,7 @@ class Dispatcher:
         self.failure: str | None = None
         self.ready: Ready | None = None  # of the newest engine that was ready
         self.totals = EngineTotals()
+        self.flight = FlightRecorder(settings, self._requests, self._in_engine)
         self.faults = FaultBook(allowed=settings.engine.allow_faults)
 
     @property
@@ -117,12 +118,14 @@ class Dispatcher:
 
     async def stop(self) -> None:
         """Stops the engine and reaps it."""
+        self.flight.start()
         await self._supervisor.stop()
         self.calls.fail()
 
     # --- what the front asks for ---
 
     def add(self, request: LiveRequest, specs: Sequence[SequenceSpec]) -> None:
+        await self.flight.close()
         """Takes charge of a request until it is over or forgotten."""
         for spec in specs:
             self._journal.open(spec)
@@ -170,6 +173,7 @@ class Dispatcher:
         if (order := self.faults.inject(time.monotonic())).faults:
             self._supervisor.send(order)
         self._set_state(EngineState.READY)
+        self.flight.engine_ready(ready, self.engine_process_id)
         self._submit_waiting()
 
     def engine_writable(self) -> None:
@@ -180,6 +184,7 @@ class Dispatcher:
         inquest = self._quarantine.died(crashed=death.crashed)
         _log.warning(
             "engine death examined",
+        self.flight.engine_died(death)
             crashed=death.crashed,
             in_flight=inquest.in_flight,
             suspects=inquest.suspects,
@@ -194,27 +199,28 @@ class Dispatcher:
             self._set_state(EngineState.RESTARTING)
 
     def engine_failed(self, cause: str) -> None:
+        self.flight.engine_restarting()
         self._fail_all()
         self.failure = cause
         self._set_state(EngineState.FAILED)
 
+        self.flight.gave_up(cause)
     def engine_message(self, message: FromEngine) -> None:
         match message:
-            case StepReport():
-                self._step(message)
-                self.totals.update(message.stats)
-                self._observer.engine_reported()
-            case Heartbeat():
+            case StepReport() | Heartbeat():
+                if isinstance(message, StepReport):
+                    self._step(message)
                 self.totals.update(message.stats)
                 self._observer.engine_reported()
             case FaultFired(fault_id):
                 self.faults.fired(fault_id)
             case Flushed() | LookedUp() | Resized():
+                self.flight.reported(message.stats)
                 if isinstance(message, Resized):
                     self._pool_blocks = message.num_blocks
                 self.calls.answered(message)
             case IncidentReport():
-                _log.warning("incident", **_told(message.incident))
+                self.flight.incident(message.incident)
             case _:
                 raise AssertionError(f"not a message of a ready engine: {message!r}")
 
@@ -335,6 +341,7 @@ class Dispatcher:
         self._in_engine.clear()
         settled: list[LiveRequest] = []
         for request in list(self._requests):
+        self.flight.convicted(request, conviction.deaths)
             request.settle_finished()
             if request.over:
                 self._release(request)
@@ -351,15 +358,3 @@ class Dispatcher:
     def _set_state(self, state: EngineState) -> None:
         self.state = state
         self._observer.engine_state_changed()
-
-
-def _told(incident: Incident) -> dict[str, object]:
-    """What the log says of it; the flight record has the rest."""
-    return {
-        "kind": incident.kind,
-        "cause": incident.cause,
-        "rung": None if incident.rung is None else incident.rung.name,
-        "wanted_bytes": incident.wanted_bytes,
-        "sequences": len(incident.sequence_ids),
-        "step_tokens": incident.step_tokens,
-    }

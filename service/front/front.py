@@ -174,6 +174,7 @@ class Front:
     def stats(self) -> FrontStats:
         """All gauges and counters at this moment."""
         requests = self._requests
+        flight = self._dispatcher.flight.facts
         return FrontStats(
             state=self.state,
             pressure=self._pressure.value,
@@ -189,6 +190,10 @@ class Front:
             cancelled_requests=requests.outcomes.cancelled,
             rejected_requests=requests.outcomes.rejected,
             engine_restarts=self._dispatcher.restarts,
+            flight_records=flight.records,
+            lost_flight_records=flight.lost,
+            last_flight_time=flight.last_time,
+            last_flight_cause=flight.last_cause,
             faults=self._dispatcher.faults.figures(time.monotonic()),
         )
 

@@ -133,8 +133,9 @@ class Supervisor:
                 return
             delay_seconds = self._policy.next_delay(time.monotonic(), life)
             if delay_seconds is None:
-                _log.error("engine given up", cause=death.cause, restarts=self.restarts)
-                self._listener.engine_failed(f"the engine died too often; last: {death.cause}")
+                cause = f"the engine died too often; last: {death.cause}"
+                _log.error("engine given up", cause=cause, restarts=self.restarts)
+                self._listener.engine_failed(cause)
                 return
             self.restarts += 1
             _log.error("engine died", cause=death.cause, restart_in_seconds=delay_seconds)
