@@ -29,6 +29,8 @@ Transfers      begin_load and finish_load, begin_store and end_lease: leases wit
                ended by expire. `kvcache.tiers` builds host, disk and remote tiers on them.
 The pool       resize; add_listener; snapshot and EventLog, for an IndexReplica elsewhere.
 Figures        stats, tenant_stats, histograms, fragmentation; check and audit.
+Pressure       forecast_exhaustion with OutputLengths, Trend: how soon what runs out; levels
+               with hysteresis: Threshold, LevelLatch.
 
 Counts are in blocks or tokens, times in seconds, sizes in bytes, as the names say. Whatever is
 refused raises a `kvcache.errors.KVCacheError`, with the facts as attributes, and has changed
@@ -46,6 +48,7 @@ _NAMES = {  # __init__.pyi is the same for type checkers
     "arena": "Arena",
     "core.eviction": "PolicyName",
     "events": "EventLog IndexListener IndexReplica IndexSnapshot",
+    "forecast": "OutputLengths forecast_exhaustion",
     "fragmentation": "Fragmentation",
     "histograms": "BlockHistograms Histogram",
     "layout": "KVDtype KVLayout",
@@ -54,6 +57,7 @@ _NAMES = {  # __init__.pyi is the same for type checkers
     "memory": "ArenaMemory BlockMemory",
     "namespace": "namespace_key",
     "preemption": "Preemption PreemptionMode PreemptionPlan VictimCandidate plan_preemption",
+    "pressure": "FOREVER_SECONDS LevelLatch PressureLevel Threshold Trend",
     "rates": "PreemptionRates RateMeter",
     "stats": "CacheStats FlushResult MissReason RecomputeCause ResizeResult TenantStats",
     "tenants": "TenantShare",

@@ -11,6 +11,8 @@ from kvcache.events import EventLog as EventLog
 from kvcache.events import IndexListener as IndexListener
 from kvcache.events import IndexReplica as IndexReplica
 from kvcache.events import IndexSnapshot as IndexSnapshot
+from kvcache.forecast import OutputLengths as OutputLengths
+from kvcache.forecast import forecast_exhaustion as forecast_exhaustion
 from kvcache.fragmentation import Fragmentation as Fragmentation
 from kvcache.histograms import BlockHistograms as BlockHistograms
 from kvcache.histograms import Histogram as Histogram
@@ -28,6 +30,11 @@ from kvcache.preemption import PreemptionMode as PreemptionMode
 from kvcache.preemption import PreemptionPlan as PreemptionPlan
 from kvcache.preemption import VictimCandidate as VictimCandidate
 from kvcache.preemption import plan_preemption as plan_preemption
+from kvcache.pressure import FOREVER_SECONDS as FOREVER_SECONDS
+from kvcache.pressure import LevelLatch as LevelLatch
+from kvcache.pressure import PressureLevel as PressureLevel
+from kvcache.pressure import Threshold as Threshold
+from kvcache.pressure import Trend as Trend
 from kvcache.rates import PreemptionRates as PreemptionRates
 from kvcache.rates import RateMeter as RateMeter
 from kvcache.stats import CacheStats as CacheStats
