@@ -114,9 +114,10 @@ class OutputLengths:
         left = np.maximum(0, limit_tokens - output_tokens)
         if self._curve is None:
             self._curve = _Survival(self._seen)
-        quantiles = (sequence_ids * _GOLDEN_RATIO + 0.5) % 1.0
+        quantiles = np.mod(sequence_ids * _GOLDEN_RATIO + 0.5, 1.0)
         ends = self._curve.ends(output_tokens, quantiles, otherwise=output_tokens + left)
-        return np.minimum(left, np.maximum(1, ends - output_tokens))
+        remaining: Tokens = np.minimum(left, np.maximum(1, ends - output_tokens))
+        return remaining
 
 
 class _Survival:
@@ -135,4 +136,5 @@ class _Survival:
         longer = longer_than_all[np.searchsorted(self._ends, start, side="right")]
         index = np.searchsorted(-self._shares, -longer * (1.0 - quantiles), side="left")
         known = (longer > 0.0) & (index < len(self._ends))
-        return np.where(known, np.append(self._ends, 0)[index], otherwise)
+        ends: Tokens = np.where(known, np.append(self._ends, 0)[index], otherwise)
+        return ends

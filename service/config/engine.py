@@ -245,6 +245,24 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             le=65536,
         ),
     ] = 64
+    pressure_elevated_share: Annotated[
+        float,
+        about(
+            "Pressure",
+            "Share of held KV blocks at which the level ELEVATED is entered; left 0.1 below.",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.75
+    pressure_high_share: Annotated[
+        float,
+        about(
+            "Pressure",
+            "Share of held KV blocks at which the level HIGH is entered; left 0.1 below.",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.9
     threads: (
         Annotated[
             int,
@@ -280,4 +298,9 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                     f"{name} is set: blocks pass through the host tier, so host_cache_bytes must "
                     "be above 0"
                 )
+        if self.pressure_high_share < self.pressure_elevated_share:
+            raise ValueError(
+                f"pressure_high_share = {self.pressure_high_share} is below "
+                f"pressure_elevated_share = {self.pressure_elevated_share}"
+            )
         parse_tenant_shares(self.tenant_shares or "")

@@ -23,7 +23,7 @@ from service.front.dispatcher import Dispatcher, EngineState
 from service.front.events import AbortedByAdmin, Draining, NotReady, RequestError
 from service.front.handle import RequestHandle
 from service.front.live_requests import LiveRequests
-from service.front.pressure import PressurePolicy, read_pressure
+from service.front.pressure import PressurePolicy
 from service.front.request import LiveRequest
 from service.front.state import (
     DrainResult,
@@ -69,9 +69,7 @@ class Front:
         self._requests = LiveRequests(settings, self._dispatcher)
         self._state = Watched(FrontState.STARTING)
         self._pressure = Watched(PressureLevel.NORMAL)
-        self._pressure_policy = PressurePolicy(
-            settings.pressure_elevated_share, settings.pressure_high_share
-        )
+        self._pressure_policy = PressurePolicy(settings.max_waiting_requests)
         self._model: ModelInfo | None = None
         self._draining = False
         self._stopped = False
@@ -357,10 +355,7 @@ class Front:
     def _refresh_pressure(self) -> None:
         stats = self._dispatcher.totals.current()
         if stats is not None:
-            reading = read_pressure(
-                stats, self._requests.waiting, self._settings.max_waiting_requests
-            )
-            self._pressure.set(self._pressure_policy.next_level(self._pressure.value, reading))
+            self._pressure.set(self._pressure_policy.level(stats, self._requests.waiting))
 
     def _namespace(self, tenant: str, salt: str) -> bytes:
         if self._model is None:

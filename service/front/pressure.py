@@ -1,67 +1,25 @@
-"""Pressure of the KV pool as one of four levels, with hysteresis.
-
-A level is entered at its threshold and left only when the reading has fallen clearly below
-it, so that a pool at the edge does not flap between two levels with every step.
-"""
+"""Pressure on this server: that of its engine's memory, or of its queue, whichever is higher."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from kvcache.pressure import PressureLevel
+from kvcache.pressure import PressureLevel, Threshold
 from service.engine.figures import EngineStats
 
-
-@dataclass(frozen=True, slots=True)
-class Threshold:
-    """Shares between 0 and 1 at which a level is entered and left."""
-
-    enter: float
-    leave: float
-
-
-_QUEUE_CRITICAL = Threshold(enter=1.0, leave=0.75)
-_HYSTERESIS_SHARE = 0.1
-
-
-@dataclass(frozen=True, slots=True)
-class PressureReading:
-    """What the level is computed from."""
-
-    held_share: float  # of the pool, cached blocks counted as free
-    queue_share: float  # waiting requests of the most that may wait
-    preempted: int
-
-
-def read_pressure(
-    stats: EngineStats, waiting_requests: int, max_waiting_requests: int
-) -> PressureReading:
-    """The reading of an engine and its queue."""
-    return PressureReading(
-        held_share=stats.held_share,
-        queue_share=waiting_requests / max_waiting_requests,
-        preempted=stats.preempted,
-    )
+_QUEUE_CRITICAL = Threshold(enter=1.0, leave=0.75)  # waiting requests of the most that may wait
 
 
 class PressurePolicy:
-    """The thresholds of one server, and the level that they give."""
+    """The level of one server; the governor in the engine tells that of its memory."""
 
-    def __init__(self, elevated_share: float, high_share: float) -> None:
-        """Shares of held blocks at which the levels ELEVATED and HIGH are entered."""
-        self._held_elevated = Threshold(elevated_share, elevated_share - _HYSTERESIS_SHARE)
-        self._held_high = Threshold(high_share, high_share - _HYSTERESIS_SHARE)
+    def __init__(self, max_waiting_requests: int) -> None:
+        """The setting of this name."""
+        self._max_waiting_requests = max_waiting_requests
+        self._queue_is_full = False
 
-    def next_level(self, level: PressureLevel, reading: PressureReading) -> PressureLevel:
-        """The level after `reading`, when it was `level` before."""
-
-        def holds(value: float, threshold: Threshold, candidate: PressureLevel) -> bool:
-            return value >= (threshold.leave if level >= candidate else threshold.enter)
-
-        if holds(reading.queue_share, _QUEUE_CRITICAL, PressureLevel.CRITICAL):
+    def level(self, stats: EngineStats, waiting_requests: int) -> PressureLevel:
+        """The level now; before the engine has looked at its memory, that of the queue."""
+        queue_share = waiting_requests / self._max_waiting_requests
+        self._queue_is_full = _QUEUE_CRITICAL.holds(queue_share, entered=self._queue_is_full)
+        if self._queue_is_full:
             return PressureLevel.CRITICAL
-        if reading.preempted or holds(reading.held_share, self._held_high, PressureLevel.HIGH):
-            return PressureLevel.HIGH
-        if holds(reading.held_share, self._held_elevated, PressureLevel.ELEVATED):
-            return PressureLevel.ELEVATED
-        return PressureLevel.NORMAL
+        return PressureLevel.NORMAL if stats.vitals is None else stats.vitals.level

@@ -1,4 +1,4 @@
-"""The pure parts of the front: journal, back-off, pressure, totals, hints, seeds, times."""
+"""The pure parts of the front: journal, back-off, totals, hints, seeds, times."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from front_fakes import eventually
-from hypothesis import given
-from hypothesis import strategies as st
 
-from kvcache.pressure import PressureLevel
 from service.engine.figures import EngineStats, TierFigures
 from service.engine.messages import (
     Finished,
@@ -26,7 +23,6 @@ from service.front.call import GenerationCall, candidate_seed, sequence_specs
 from service.front.engine_death import engine_death
 from service.front.engine_totals import EngineTotals
 from service.front.journal import Journal
-from service.front.pressure import PressurePolicy, PressureReading, read_pressure
 from service.front.restart import EngineLife, RestartPolicy
 from service.front.retry_hint import RetryHint
 from service.front.silence import SilenceWatch
@@ -106,66 +102,6 @@ def test_who_killed_an_engine(
 ) -> None:
     death = engine_death("why", exit_status, killed_by_front=killed_by_front)
     assert (death.cause, death.crashed) == (cause, crashed)
-
-
-POLICY = PressurePolicy(elevated_share=0.75, high_share=0.9)
-
-
-def reading(held: float = 0.0, queue: float = 0.0, preempted: int = 0) -> PressureReading:
-    return PressureReading(held, queue, preempted)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "after"),
-    [
-        (1, reading(), 1),
-        (1, reading(held=0.749), 1),
-        (1, reading(held=0.75), 2),
-        (2, reading(held=0.66), 2),
-        (2, reading(held=0.64), 1),
-        (2, reading(held=0.90), 3),
-        (3, reading(held=0.81), 3),
-        (3, reading(held=0.79), 2),
-        (3, reading(held=0.1), 1),
-        (1, reading(preempted=1), 3),
-        (1, reading(queue=0.99), 1),
-        (1, reading(queue=1.0), 4),
-        (4, reading(queue=0.76), 4),
-        (4, reading(queue=0.74), 1),
-        (4, reading(queue=0.74, held=0.85), 3),
-    ],
-)
-def test_pressure_levels(before: int, now: PressureReading, after: int) -> None:
-    assert POLICY.next_level(PressureLevel(before), now) == after
-
-
-@given(
-    st.sampled_from(PressureLevel),
-    st.floats(0, 1),
-    st.floats(0, 1),
-    st.integers(0, 2),
-)
-def test_pressure_is_stable_and_monotonic(
-    level: PressureLevel, held: float, queue: float, preempted: int
-) -> None:
-    now = reading(held, queue, preempted)
-    after = POLICY.next_level(level, now)
-    assert POLICY.next_level(after, now) == after, "the same reading again changes nothing"
-    worse = reading(min(1.0, held + 0.1), min(1.0, queue + 0.1), preempted + 1)
-    assert POLICY.next_level(level, worse) >= after
-
-
-def test_pressure_thresholds_are_those_of_the_policy() -> None:
-    policy = PressurePolicy(elevated_share=0.3, high_share=0.5)
-    assert policy.next_level(PressureLevel.NORMAL, reading(held=0.29)) is PressureLevel.NORMAL
-    assert policy.next_level(PressureLevel.NORMAL, reading(held=0.3)) is PressureLevel.ELEVATED
-    assert policy.next_level(PressureLevel.NORMAL, reading(held=0.5)) is PressureLevel.HIGH
-    assert policy.next_level(PressureLevel.HIGH, reading(held=0.41)) is PressureLevel.HIGH
-
-
-def test_pressure_reading_of_an_empty_pool() -> None:
-    assert read_pressure(stats(), 0, 10) == reading()
-    assert read_pressure(stats(blocks_total=10, blocks_held=5), 5, 10) == reading(0.5, 0.5)
 
 
 def test_engine_counters_go_on_and_gauges_start_again() -> None:
