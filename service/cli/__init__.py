@@ -32,6 +32,9 @@ _COMMANDS = {
     "model": "show what a running server serves, with its limits",
     "stats": "show counters and KV cache use of a running server",
     "memory": "grow or shrink the KV cache of a running server",
+    "drill": "run a server out of memory on purpose, and see whether anybody notices",
+    "fault": "make things go wrong on purpose in a running server",
+    "flight": "show what servers wrote down when something went wrong",
     "version": "print the version",
 }
 
