@@ -21,6 +21,8 @@ from grpc_status import rpc_status
 from service.front.events import (
     AbortedByAdmin,
     DeadlinePassed,
+    DeadlineUnreachable,
+    DeviceExhausted,
     Draining,
     DuplicateRequestId,
     EngineCrashedByRequest,
@@ -192,6 +194,17 @@ FAULTS: dict[type[Exception], _Describe] = {
         {"waiting": str(error.waiting), "limit": str(error.limit)},
         retry_after_seconds=error.retry_after_seconds,
     ),
+    DeadlineUnreachable: lambda error: Fault(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "DEADLINE_UNREACHABLE",
+        f"the answer would take {error.forecast_seconds:.3g} s at the present load, the deadline "
+        f"is in {error.remaining_seconds:.3g} s",
+        {
+            "forecast_seconds": f"{error.forecast_seconds:.3f}",
+            "remaining_seconds": f"{error.remaining_seconds:.3f}",
+        },
+        retry_after_seconds=error.retry_after_seconds,
+    ),
     SlowReader: lambda error: Fault(
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         "SLOW_READER",
@@ -201,6 +214,19 @@ FAULTS: dict[type[Exception], _Describe] = {
             "unsent_tokens": str(error.unsent_tokens),
             "limit_seconds": f"{error.limit_seconds:g}",
         },
+    ),
+    DeviceExhausted: lambda error: Fault(
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "DEVICE_MEMORY_EXHAUSTED",
+        f"a step of this request wanted {error.wanted_bytes} bytes, the device had "
+        f"{error.free_bytes} free of {error.total_bytes}",
+        {
+            "wanted_bytes": str(error.wanted_bytes),
+            "free_bytes": str(error.free_bytes),
+            "total_bytes": str(error.total_bytes),
+            "tokens_sent": str(error.tokens_sent),
+        },
+        retry_after_seconds=error.retry_after_seconds,
     ),
     ClientStalled: lambda error: Fault(
         grpc.StatusCode.RESOURCE_EXHAUSTED,

@@ -87,7 +87,8 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         int,
         about(
             "Requests",
-            "Most requests that wait for admission; more are refused with a retry hint.",
+            "Most requests that wait for admission; beyond it the newest of the tenant with most "
+            "waiting is refused with a retry hint.",
             "requests",
             ge=1,
             le=1_000_000,
@@ -103,6 +104,24 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             le=3600.0,
         ),
     ] = 30.0
+    refuse_unreachable_deadlines: Annotated[
+        bool,
+        about(
+            "Requests",
+            "Refuse requests that are forecast to miss the deadline of their call, at once or "
+            "while they wait, instead of computing what nobody waits for.",
+        ),
+    ] = True
+    deadline_margin_share: Annotated[
+        float,
+        about(
+            "Requests",
+            "Share of the time to its deadline that the forecast of a new request has to leave; "
+            "twice as much for a tenant that has its share of the requests at that moment.",
+            ge=0.0,
+            le=0.45,
+        ),
+    ] = 0.15
     max_candidates: Annotated[
         int, about("Requests", "Most candidates of one request.", "candidates", ge=1, le=16)
     ] = 16
@@ -143,6 +162,25 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         bool,
         about("Requests", "Allow ignore_eos, which benchmarks need and clients should not."),
     ] = False
+
+    pressure_elevated_share: Annotated[
+        float,
+        about(
+            "Pressure",
+            "Share of held KV blocks at which the level ELEVATED is entered; left 0.1 below.",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.75
+    pressure_high_share: Annotated[
+        float,
+        about(
+            "Pressure",
+            "Share of held KV blocks at which the level HIGH is entered; left 0.1 below.",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.9
 
     grace_seconds: Annotated[
         float,
@@ -287,6 +325,11 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError(
                 f"restart_delay_max_seconds = {self.restart_delay_max_seconds} is below "
                 f"restart_delay_seconds = {self.restart_delay_seconds}"
+            )
+        if self.pressure_high_share < self.pressure_elevated_share:
+            raise ValueError(
+                f"pressure_high_share = {self.pressure_high_share} is below "
+                f"pressure_elevated_share = {self.pressure_elevated_share}"
             )
         if self.port != 0 and self.port == self.admin_port:
             raise ValueError(f"port and admin_port are both {self.port}; they must differ")

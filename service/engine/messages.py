@@ -71,6 +71,7 @@ class SequenceSpec(msgspec.Struct, array_like=True, frozen=True):
     arrival_seconds: float = 0.0  # monotonic, when the call reached the front
     resumed: bool = False  # resubmitted after an engine death
     tenant: str = ""  # on whose share of the KV pool it lives
+    expected_tokens: int = 0  # of output, as the front has seen it; a guess, no bound
 
 
 # --- front -> engine ---------------------------------------------------------

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 import msgspec
 
 from service.engine.messages import SamplingParams, SequenceSpec
+
+
+@dataclass(frozen=True, slots=True)
+class EndOfTime:
+    """When a request ends at the latest."""
+
+    seconds: float  # monotonic; infinite: never
+    is_deadline: bool  # nobody waits for an answer then; else the text so far is the answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +47,15 @@ class GenerationCall:
     continues_text: bool = False  # the output goes on where the prompt ends, a space included
     stream_interval_tokens: int = 1
 
+    def end_of_time(self, arrival_seconds: float) -> EndOfTime:
+        """What ends the request if nothing else does, of deadline and time limit the first."""
+        deadline_seconds = math.inf if self.deadline_seconds is None else self.deadline_seconds
+        if self.time_limit_seconds is not None:
+            limit_seconds = arrival_seconds + self.time_limit_seconds
+            if limit_seconds < deadline_seconds:
+                return EndOfTime(limit_seconds, is_deadline=False)
+        return EndOfTime(deadline_seconds, is_deadline=True)
+
 
 def candidate_seed(seed: int, index: int) -> int:
     """The seed of one candidate: the request's own for the first, derived for the others."""
@@ -52,6 +70,7 @@ def sequence_specs(
     sequence_ids: range,
     *,
     max_tokens: int,
+    expected_tokens: int,
     eos_ids: tuple[int, ...],
     namespace: bytes,
     arrival_seconds: float,
@@ -69,6 +88,7 @@ def sequence_specs(
                 prompt_logprobs=sampling.prompt_logprobs if index == 0 else None,
             ),
             max_tokens=max_tokens,
+            expected_tokens=expected_tokens,
             min_tokens=call.min_tokens,
             eos_ids=eos_ids,
             stop_ids=call.stop_ids,

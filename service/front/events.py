@@ -99,6 +99,15 @@ class QueueFull(RequestError):
 
 
 @dataclass(slots=True)
+class DeadlineUnreachable(RequestError):
+    """The request would not be done by its deadline; nothing was sent of it."""
+
+    forecast_seconds: float  # from now to its end
+    remaining_seconds: float  # to its deadline
+    retry_after_seconds: float
+
+
+@dataclass(slots=True)
 class ExceedsCapacity(RequestError):
     """The prompt can never fit the present pool."""
 
@@ -146,6 +155,17 @@ class EngineCrashedByRequest(RequestError):
 @dataclass(slots=True)
 class ModelFailed(RequestError):
     """The model could not compute a token of this request; other requests are not touched."""
+
+
+@dataclass(slots=True)
+class DeviceExhausted(RequestError):
+    """The device has no memory for a step of this request, not even alone."""
+
+    wanted_bytes: int
+    free_bytes: int
+    total_bytes: int
+    tokens_sent: int
+    retry_after_seconds: float
 
 
 @dataclass(slots=True)

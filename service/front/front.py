@@ -233,11 +233,13 @@ class Front:
     # --- requests ---
 
     async def generate(self, call: GenerationCall) -> RequestHandle:
-        """Admits a request or raises Draining, NotReady, QueueFull or DuplicateRequestId.
+        """Admits a request.
 
-        While the engine is replaced, requests are admitted and wait. Raises ValueError for a
-        prompt that is empty or leaves no room in the context, which the API layer refuses
-        with better words.
+        Raises Draining, NotReady, DuplicateRequestId, QueueFull, and DeadlineUnreachable when it
+        would not be done in time; the handle raises the last two as well when a request has to
+        be given up while it waits. While the engine is replaced, requests are admitted and wait.
+        Raises ValueError for a prompt that is empty or leaves no room in the context, which the
+        API layer refuses with better words.
         """
         refusal = self._refusal()
         if refusal is not None or self._model is None:
@@ -314,6 +316,8 @@ class Front:
             self._model = describe_model(
                 self._settings, ready, self._tokenizer, self._default_sampling
             )
+        if self._dispatcher.state is not EngineState.READY:
+            self._requests.engine_lost()
         self._refresh_state()
         self._refresh_pressure()
 
@@ -321,6 +325,8 @@ class Front:
         self._requests.progressed(requests, now_seconds)
 
     def engine_reported(self) -> None:
+        if (stats := self._dispatcher.totals.current()) is not None:
+            self._requests.engine_reported(stats)
         self._refresh_pressure()
 
     # --- inside ---

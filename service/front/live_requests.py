@@ -9,10 +9,13 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from service.config import ServeSettings
+from service.engine.figures import EngineStats
 from service.engine.messages import FinishReason
 from service.front.call import GenerationCall, sequence_specs
+from service.front.deadlines import Deadlines
 from service.front.dispatcher import Dispatcher
 from service.front.events import DeadlinePassed, RequestError, SlowReader
+from service.front.gate import DeadlineGate
 from service.front.outcome import Outcomes
 from service.front.registry import Registry
 from service.front.request import LiveRequest
@@ -34,6 +37,8 @@ class LiveRequests:
             settings.max_waiting_requests,
             settings.retry_hint_max_seconds,
         )
+        self._deadlines = Deadlines(settings)
+        self._gate = DeadlineGate(settings, self._deadlines, self._registry.occupancy)
         self._stalls = StallWatch(settings.slow_reader_seconds, self._cut_slow_reader)
         self._next_sequence_id = 1
         self.outcomes = Outcomes()
@@ -72,7 +77,10 @@ class LiveRequests:
     def admit(
         self, call: GenerationCall, model: ModelInfo, tokenizer: Tokenizer, namespace: bytes
     ) -> LiveRequest:
-        """Makes a request live. Raises DuplicateRequestId, QueueFull, ValueError."""
+        """Makes a request live.
+
+        Raises DuplicateRequestId, DeadlineUnreachable, QueueFull, ValueError.
+        """
         now_seconds = time.monotonic()
         room_tokens = model.max_context_tokens - len(call.prompt_ids)
         if not call.prompt_ids or room_tokens < 1:
@@ -80,8 +88,15 @@ class LiveRequests:
                 f"prompt_ids has {len(call.prompt_ids)} tokens, must have 1 to "
                 f"{model.max_context_tokens - 1}"
             )
+        max_tokens = min(call.max_tokens or room_tokens, room_tokens)
+        arrival_seconds = now_seconds if call.arrival_seconds is None else call.arrival_seconds
+        end = call.end_of_time(arrival_seconds)
+        demand = self._deadlines.demand(call, max_tokens, now_seconds)
         try:
-            self._registry.check_room(call.tenant, call.request_id)
+            self._registry.check_id(call.tenant, call.request_id)
+            if end.is_deadline and end.seconds > now_seconds:
+                self._gate.check(call.tenant, call.priority, demand, end.seconds, now_seconds)
+            self._make_room(call)
         except RequestError as error:
             self.outcomes.reject(call, error)
             raise
@@ -89,7 +104,6 @@ class LiveRequests:
         self._next_sequence_id += call.candidate_count
         sequence_ids = range(first_id, self._next_sequence_id)
         eos_ids = () if call.ignore_eos else model.eos_ids
-        arrival_seconds = now_seconds if call.arrival_seconds is None else call.arrival_seconds
         request = LiveRequest(
             call,
             sequence_ids,
@@ -101,38 +115,44 @@ class LiveRequests:
         specs = sequence_specs(
             call,
             sequence_ids,
-            max_tokens=min(call.max_tokens or room_tokens, room_tokens),
+            max_tokens=max_tokens,
+            expected_tokens=math.ceil(demand.output_tokens),
             eos_ids=eos_ids,
             namespace=namespace,
             arrival_seconds=arrival_seconds,
         )
-        self._registry.add(request)
-        deadline_seconds = math.inf if call.deadline_seconds is None else call.deadline_seconds
-        limit_seconds = math.inf
-        if call.time_limit_seconds is not None:
-            limit_seconds = arrival_seconds + call.time_limit_seconds
-        first_seconds = min(deadline_seconds, limit_seconds)
-        reach = self._reach_time_limit if limit_seconds < deadline_seconds else self._reach_deadline
-        if first_seconds <= now_seconds:
+        self._registry.add(request, demand)
+        reach = self._reach_deadline if end.is_deadline else self._reach_time_limit
+        if end.seconds <= now_seconds:
             reach(request)  # the engine never hears of it
             return request
         self._dispatcher.add(request, specs)
-        if first_seconds < math.inf:
+        if end.seconds < math.inf:
             request.timer = asyncio.get_running_loop().call_later(
-                first_seconds - now_seconds, reach, request
+                end.seconds - now_seconds, reach, request
             )
         return request
 
     def progressed(self, requests: Iterable[LiveRequest], now_seconds: float) -> None:
         """The engine side did something to these requests."""
         for request in requests:
-            if request.scheduled or request.over:
-                self._registry.note_scheduled(request, now_seconds)
+            if self._registry.note_progress(request, now_seconds) and request.scheduled:
+                self._deadlines.note_start(request, now_seconds)
             if request.error is not None:
                 self._release(request)
             self._wake(request, now_seconds)
             if request.unread and request.pending_bytes > self._settings.slow_reader_buffer_bytes:
                 self._cut_slow_reader(request)
+
+    def engine_reported(self, stats: EngineStats) -> None:
+        """The engine side has new figures, perhaps such that some need not wait any longer."""
+        self._deadlines.engine_reported(stats)
+        for request, refusal in self._gate.hopeless(time.monotonic()):
+            self.cut(request, refusal)
+
+    def engine_lost(self) -> None:
+        """No engine is at work."""
+        self._deadlines.engine_lost()
 
     def settle(self, request: LiveRequest) -> None:
         """The reader took an event or left. Idempotent."""
@@ -154,6 +174,20 @@ class LiveRequests:
             self.cut(request, error)
         self._stalls.close()
 
+    def _make_room(self, call: GenerationCall) -> None:
+        """Lets another request go where all is full and a tenant has more than its part of it.
+
+        Raises QueueFull when nobody has to give way to this call.
+        """
+        overflow = self._registry.overflow
+        if overflow is None:
+            return
+        waiting = self._registry.occupancy.waiting
+        giving_way = waiting.gives_way(call.tenant, call.priority)
+        if giving_way is None:
+            raise overflow
+        self.cut(giving_way, overflow)
+
     def _wake(self, request: LiveRequest, now_seconds: float) -> None:
         if request.wake(now_seconds) and request in self._registry:
             self._stalls.add(request, now_seconds)
@@ -167,6 +201,7 @@ class LiveRequests:
             request.timer.cancel()
             request.timer = None
         self._dispatcher.forget(request)
+        self._deadlines.note_end(request, time.monotonic())
         self.outcomes.end(request)
 
     def _cut_slow_reader(self, request: LiveRequest) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import structlog
 
 from service.front.call import GenerationCall
-from service.front.events import RequestError
+from service.front.events import DeadlineUnreachable, QueueFull, RequestError
 from service.front.request import LiveRequest
 
 _log = structlog.get_logger(__name__)
@@ -21,7 +21,7 @@ class Outcomes:
     completed: int = 0  # the client took the end
     failed: int = 0
     cancelled: int = 0  # the client left
-    rejected: int = 0  # never admitted
+    rejected: int = 0  # refused at once or while they waited, for want of room or time
 
     def reject(self, call: GenerationCall, error: RequestError) -> None:
         """A call was refused."""
@@ -37,7 +37,10 @@ class Outcomes:
     def end(self, request: LiveRequest) -> None:
         """A request is not live any more."""
         if request.error is not None:
-            self.failed += 1
+            if isinstance(request.error, (QueueFull, DeadlineUnreachable)):
+                self.rejected += 1
+            else:
+                self.failed += 1
             outcome = type(request.error).__name__
         elif request.end_taken:
             self.completed += 1

@@ -181,7 +181,13 @@ def test_only_the_first_candidate_computes_prompt_logprobs() -> None:
         priority=4,
     )
     first, second = sequence_specs(
-        call, range(5, 7), max_tokens=9, eos_ids=(2,), namespace=b"n", arrival_seconds=1.5
+        call,
+        range(5, 7),
+        max_tokens=9,
+        expected_tokens=7,
+        eos_ids=(2,),
+        namespace=b"n",
+        arrival_seconds=1.5,
     )
     assert (first.sequence_id, second.sequence_id) == (5, 6)
     assert (first.sampling.seed, second.sampling.seed) == (3, candidate_seed(3, 1))
@@ -190,6 +196,7 @@ def test_only_the_first_candidate_computes_prompt_logprobs() -> None:
     assert not first.use_prefix_cache
     assert first.publish_blocks
     assert (first.max_tokens, first.eos_ids, first.namespace) == (9, (2,), b"n")
+    assert (first.expected_tokens, second.expected_tokens) == (7, 7)
     assert (first.priority, first.arrival_seconds, first.resumed) == (4, 1.5, False)
 
 
