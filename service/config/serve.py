@@ -163,25 +163,6 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         about("Requests", "Allow ignore_eos, which benchmarks need and clients should not."),
     ] = False
 
-    pressure_elevated_share: Annotated[
-        float,
-        about(
-            "Pressure",
-            "Share of held KV blocks at which the level ELEVATED is entered; left 0.1 below.",
-            gt=0.0,
-            le=1.0,
-        ),
-    ] = 0.75
-    pressure_high_share: Annotated[
-        float,
-        about(
-            "Pressure",
-            "Share of held KV blocks at which the level HIGH is entered; left 0.1 below.",
-            gt=0.0,
-            le=1.0,
-        ),
-    ] = 0.9
-
     grace_seconds: Annotated[
         float,
         about(
@@ -325,11 +306,6 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             raise ValueError(
                 f"restart_delay_max_seconds = {self.restart_delay_max_seconds} is below "
                 f"restart_delay_seconds = {self.restart_delay_seconds}"
-            )
-        if self.pressure_high_share < self.pressure_elevated_share:
-            raise ValueError(
-                f"pressure_high_share = {self.pressure_high_share} is below "
-                f"pressure_elevated_share = {self.pressure_elevated_share}"
             )
         if self.port != 0 and self.port == self.admin_port:
             raise ValueError(f"port and admin_port are both {self.port}; they must differ")
