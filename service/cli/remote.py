@@ -97,6 +97,8 @@ def explain(error: PlimsollError, target: str) -> str:
         return f"the server at {target} is still loading its model; try again when it is ready"
     if error.code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return "the time given with --timeout is over"
+    if error.reason == "FAULTS_DISABLED":
+        return f"the server at {target} takes no faults; start it with --allow-faults"
     if error.reason == "FEATURE_DISABLED" and "ignore_eos" in str(error):
         return "the server does not allow ignore_eos; start it with --allow-ignore-eos"
     return str(error)

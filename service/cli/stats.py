@@ -5,7 +5,9 @@ Asks the admin port, which is a port of its own."""
 from __future__ import annotations
 
 import argparse
+from datetime import UTC
 
+from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import MessageToJson
 
 from service.api.gen.plimsoll.v1 import engine_admin_pb2
@@ -68,7 +70,70 @@ def _rows(stats: engine_admin_pb2.GetStatsResponse) -> dict[str, str]:
     }
     if stats.HasField("tiers"):
         rows["cache tiers"] = _tiers_row(stats.tiers)
+    if stats.HasField("memory"):
+        rows["memory"] = _memory_row(stats.memory)
+        rows["governor"] = _governor_row(stats.governor)
+        rows["no memory"] = _rungs_row(stats)
+    if stats.flight.records:
+        rows["records"] = f"{stats.flight.records}, the last of {_last_record(stats.flight)}"
+    if stats.HasField("faults"):
+        rows["faults"] = (
+            f"allowed: {stats.faults.ordered} ordered, {stats.faults.strikes_total} carried out"
+        )
     return rows
+
+
+def _memory_row(memory: engine_admin_pb2.MemoryLedger) -> str:
+    owners = {
+        "weights": memory.weights_bytes,
+        "KV pool": memory.kv_pool_bytes,
+        "steps": memory.activation_bytes,
+        "graphs": memory.graph_bytes,
+        "runtime": memory.context_bytes,
+        "others": memory.other_bytes,
+    }
+    parts = [f"{name} {_megabytes(size)}" for name, size in owners.items() if size]
+    return (
+        f"{', '.join(parts)} of {_megabytes(memory.total_bytes)} MB; headroom "
+        f"{_megabytes(memory.headroom_bytes)} MB, the largest step takes "
+        f"{_megabytes(memory.demand_bytes)} MB"
+    )
+
+
+def _governor_row(governor: engine_admin_pb2.GovernorStats) -> str:
+    parts = [
+        f"{governor.prefill_tokens} of {governor.step_tokens} tokens a step for prompts",
+        f"pool of {governor.pool_goal_blocks} of {governor.pool_ceiling_blocks} blocks",
+    ]
+    if not governor.admits:
+        parts.append("admission closed")
+    if governor.HasField("kv_exhaustion"):
+        parts.append(f"blocks for {_seconds(governor.kv_exhaustion)} s")
+    if governor.HasField("device_exhaustion"):
+        parts.append(f"memory for {_seconds(governor.device_exhaustion)} s")
+    return ", ".join(parts)
+
+
+def _rungs_row(stats: engine_admin_pb2.GetStatsResponse) -> str:
+    rungs = stats.oom_rungs
+    return (
+        f"{rungs.retries_total} steps tried again, {rungs.shrinks_total} pool shrinks, "
+        f"{rungs.requeues_total} requeues, {rungs.failures_total} requests failed, "
+        f"{stats.memory.allocator_retries_total} allocator retries"
+    )
+
+
+def _last_record(flight: engine_admin_pb2.FlightStats) -> str:
+    moment = flight.last_time.ToDatetime(UTC).astimezone()
+    return f"{moment:%Y-%m-%d %H:%M:%S}: {flight.last_cause}"
+
+
+def _seconds(forecast: Duration) -> str:
+    return f"{forecast.ToTimedelta().total_seconds():.1f}"
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.0f}"
 
 
 def _tiers_row(tiers: engine_admin_pb2.TierStats) -> str:

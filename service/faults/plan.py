@@ -15,6 +15,7 @@ from msgspec import Meta
 
 _Seconds = Annotated[float, Meta(ge=0.0, le=86_400.0)]
 _Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+_Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 _Share = Annotated[float, Meta(gt=0.0, le=1.0)]
 
 MAX_FAULTS = 1000
@@ -32,7 +33,7 @@ class FailAllocation(_Fault, tag="fail_allocation", tag_field="kind", frozen=Tru
     nth: _Count = 1  # the first allocation of this owner that may fail
     count: _Count = 1  # how many fail
     chance: _Share = 1.0  # with which each of them fails
-    seed: int = 0  # of that chance, and of the place inside the step
+    seed: _Seed = 0  # of that chance, and of the place inside the step
 
 
 class Balloon(_Fault, tag="balloon", tag_field="kind", frozen=True):

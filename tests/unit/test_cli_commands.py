@@ -26,6 +26,7 @@ COMMANDS = (
     "model",
     "stats",
     "memory",
+    "fault",
     "version",
 )
 

@@ -140,7 +140,9 @@ class FailAllocation(_message.Message):
     chance: _builtins.float
     """Chance with which each of them fails. Range (0, 1]; unset: 1."""
     seed: _builtins.int
-    """Seed of that chance, and of the place inside the step. Unset: 0."""
+    """Seed of that chance, and of the place inside the step. Range [0, 2^63);
+    unset: 0.
+    """
     def __init__(
         self,
         *,
