@@ -22,8 +22,10 @@ from service.engine.runner import StepBatch
 DEADLY_TOKEN = 16  # <empty_output> of SmolLM2, which it does not say by itself
 
 
-def build_crashing(settings: EngineSettings, progress: Callable[[Loading], None]) -> BuiltRunner:
-    built = build_runner(settings, progress)
+def build_crashing(
+    settings: EngineSettings, progress: Callable[[Loading], None], beat: Callable[[], None]
+) -> BuiltRunner:
+    built = build_runner(settings, progress, beat)
     forward = built.runner.forward
 
     def crash_or_forward(batch: StepBatch) -> NDArray[np.float32]:

@@ -161,6 +161,7 @@ class FakeBuilt:
 def build_fake(
     settings: EngineSettings,
     progress: Callable[[Loading], None],
+    _beat: Callable[[], None],
     vocab_size: int = 256,
 ) -> FakeBuilt:
     """Stands in for `build_runner`: same arguments, no model, no torch."""

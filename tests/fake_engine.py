@@ -27,13 +27,17 @@ class CrashingRunner(FakeRunner):
         raise RuntimeError(f"told to crash with {len(batch.token_ids)} tokens")
 
 
-def build_failing(settings: EngineSettings, progress: Callable[[Loading], None]) -> FakeBuilt:
+def build_failing(
+    settings: EngineSettings, progress: Callable[[Loading], None], _beat: Callable[[], None]
+) -> FakeBuilt:
     progress(Loading("weights", 0, 0, "bytes"))
     raise StartError(f"kv_blocks = {settings.kv_blocks}: told to fail")
 
 
-def build_crashing(settings: EngineSettings, progress: Callable[[Loading], None]) -> FakeBuilt:
-    built = build_fake(settings, progress)
+def build_crashing(
+    settings: EngineSettings, progress: Callable[[Loading], None], beat: Callable[[], None]
+) -> FakeBuilt:
+    built = build_fake(settings, progress, beat)
     runner = CrashingRunner(built.num_blocks, settings.block_tokens, built.vocab_size)
     return replace(built, runner=runner)
 

@@ -60,11 +60,13 @@ from service.engine.messages import (
     ToEngine,
     TokenLogprob,
 )
+from service.engine.pulse import Pulse
 
 SAY, COUNT, WAIT, HOLD, REFUSE, DIE, FAIL, CRASH = range(1000, 1008)
 EOS = 256
 MAX_CONTEXT_TOKENS = 4096
 POOL_BLOCKS = 1000
+REST_SECONDS = 0.1
 
 
 def counted_token(seed: int, index: int) -> int:
@@ -137,12 +139,14 @@ class Engine:
     def __init__(
         self,
         channel: Channel,
+        pulse: Pulse,
         record: IO[str] | None,
         step_seconds: float,
         ignore_aborts: bool = False,
     ) -> None:
         self._ignore_aborts = ignore_aborts
         self._channel = channel
+        self._pulse = pulse
         self._record = record
         self._step_seconds = step_seconds
         self._sequences: dict[int, Sequence] = {}
@@ -153,12 +157,15 @@ class Engine:
 
     def run(self) -> None:
         while True:
+            self._pulse.beat()
             busy = any(s.mode in (SAY, COUNT, CRASH) for s in self._sequences.values())
-            for message in self._channel.receive(self._step_seconds if busy else 3600.0):
+            messages = self._channel.receive(self._step_seconds if busy else REST_SECONDS)
+            for message in messages:
                 if isinstance(message, Shutdown):
                     return
                 self._receive(message)
-            self._step()
+            if busy or messages:
+                self._step()
 
     def _receive(self, message: ToEngine) -> None:
         self._write(message)
@@ -269,6 +276,7 @@ class Engine:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--fd", type=int, required=True)
+    parser.add_argument("--pulse-fd", type=int, required=True)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--step-seconds", type=float, default=0.001)
     parser.add_argument("--start-failed", help="say StartFailed with this text")
@@ -322,7 +330,8 @@ def main() -> None:
     if arguments.garbage:
         sock.sendall(b"\x03\x00\x00\x00abc")
         time.sleep(3600)
-    engine = Engine(channel, record, arguments.step_seconds, arguments.ignore_aborts)
+    pulse = Pulse(arguments.pulse_fd)
+    engine = Engine(channel, pulse, record, arguments.step_seconds, arguments.ignore_aborts)
     if arguments.heartbeat:
         channel.send(Heartbeat(engine._stats()))
     try:

@@ -198,13 +198,13 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         float,
         about(
             "Life cycle",
-            "Longest silence of a ready engine, which speaks after every step and once a second "
-            "when idle, before it is taken for frozen and replaced.",
+            "Longest time in which a ready engine may compute no layer of a step, waits for a CPU "
+            "not counted, before it is taken for frozen and replaced.",
             "seconds",
-            gt=0.0,
+            ge=0.5,
             le=86400.0,
         ),
-    ] = 300.0
+    ] = 8.0
     restart_delay_seconds: Annotated[
         float,
         about(

@@ -20,6 +20,7 @@ from service.engine.errors import StartError
 from service.engine.host import usable_cores
 from service.engine.messages import Loading
 from service.engine.openmp import wait_politely
+from service.engine.pulse import unwatched
 from service.engine.runner import Runner, StepBatch
 from service.engine.sizing import context_tokens, largest_pool_blocks, pool_blocks
 from service.models.config import load_model_config
@@ -48,8 +49,14 @@ class BuiltRunner:
     attention_backend: str
 
 
-def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) -> BuiltRunner:
+def build_runner(
+    settings: EngineSettings,
+    progress: Callable[[Loading], None],
+    beat: Callable[[], None] = unwatched,
+) -> BuiltRunner:
     """Loads the model of the settings; raises ModelFileError or StartError.
+
+    The runner calls `beat` after each layer that it computes.
 
     torch is imported in here, so that the first progress is told before it, and so that a
     mistake in the settings or the model's configuration is told without it.
@@ -95,6 +102,7 @@ def build_runner(settings: EngineSettings, progress: Callable[[Loading], None]) 
         device,
         options,
         lambda done: progress(Loading("weights", done, config.layers, "layers")),
+        beat,
     )
     progress(Loading("warm-up", 0, 1, "tokens"))
     _make_token(runner, config.bos_id or 0)

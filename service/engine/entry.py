@@ -12,6 +12,7 @@ from service.config import EngineSettings
 from service.config.engine import SETTINGS_VARIABLE
 from service.engine.channel import Channel
 from service.engine.process import ParentGone, die_with_parent, leave_signals_to_parent
+from service.engine.pulse import Pulse
 from service.engine.server import EXIT_OK, Build, serve
 
 
@@ -23,6 +24,9 @@ def main(build: Build) -> int:
         f"it its settings in {SETTINGS_VARIABLE}.",
     )
     parser.add_argument("--fd", type=int, required=True, help="connected socket to the front")
+    parser.add_argument(
+        "--pulse-fd", type=int, required=True, help="memory in which the front sees progress"
+    )
     arguments = parser.parse_args()
     leave_signals_to_parent()
     try:
@@ -32,5 +36,7 @@ def main(build: Build) -> int:
     settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=EngineSettings)
     sock = socket.socket(fileno=arguments.fd)
     sock.set_inheritable(False)  # else a child of ours would keep it open after our death
+    pulse = Pulse(arguments.pulse_fd)
+    os.close(arguments.pulse_fd)
     with Channel(sock) as channel:
-        return serve(channel, settings, build)
+        return serve(channel, settings, build, pulse.beat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import assert_never
 
 from service.engine.channel import Channel
@@ -19,20 +20,24 @@ from service.engine.messages import (
     Submit,
 )
 
-HEARTBEAT_SECONDS = 1.0
+# Between two turns of an idle engine, which beat and look at the memory of the device.
+_REST_SECONDS = 0.1
+_RESTS_PER_HEARTBEAT = 10
 # Between two looks at a resize that waits for others while nothing is computed.
 _RESIZE_SECONDS = 0.02
 # Between two steps while what waits cannot start: loads from the tiers end soon.
 _STALL_SECONDS = 0.002
 
 
-def run_loop(core: EngineCore, channel: Channel) -> None:
-    """Serves until the front says Shutdown.
+def run_loop(core: EngineCore, channel: Channel, beat: Callable[[], None]) -> None:
+    """Serves until the front says Shutdown; each turn beats, so that silence means frozen.
 
     Raises ChannelClosed when the front is gone. Whatever else it raises is a defect or a
     broken device; the front starts a new engine then.
     """
+    rests = 0
     while True:
+        beat()
         messages = channel.receive(_patience_seconds(core))
         for message in messages:
             if isinstance(message, Shutdown):
@@ -44,14 +49,16 @@ def run_loop(core: EngineCore, channel: Channel) -> None:
                 channel.send(answer)
         elif not messages:
             core.rest()
-            channel.send(Heartbeat(core.stats()))
+            rests += 1
+            if rests % _RESTS_PER_HEARTBEAT == 0:
+                channel.send(Heartbeat(core.stats()))
 
 
 def _patience_seconds(core: EngineCore) -> float:
     """How long to wait for messages before there is something else to do."""
     if core.has_work:
         return _STALL_SECONDS if core.is_stalled else 0.0
-    return _RESIZE_SECONDS if core.is_resizing else HEARTBEAT_SECONDS
+    return _RESIZE_SECONDS if core.is_resizing else _REST_SECONDS
 
 
 def _handle(

@@ -20,7 +20,10 @@ from service.models.errors import ModelFileError
 if TYPE_CHECKING:
     from service.engine.build import BuiltRunner
 
-Build: TypeAlias = "Callable[[EngineSettings, Callable[[Loading], None]], BuiltRunner]"
+# Settings; who hears of the progress of the start; the beat that says that a step comes on.
+Build: TypeAlias = (
+    "Callable[[EngineSettings, Callable[[Loading], None], Callable[[], None]], BuiltRunner]"
+)
 
 EXIT_OK = 0
 EXIT_START_FAILED = 1
@@ -28,22 +31,28 @@ EXIT_START_FAILED = 1
 _PERSIST_SECONDS = 2.0  # at the end, to put what is cached where the next engine finds it
 
 
-def serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
+def serve(
+    channel: Channel, settings: EngineSettings, build: Build, beat: Callable[[], None]
+) -> int:
     """Runs an engine on a channel until the front ends it; returns the exit status.
+
+    `beat` is called whenever the engine has come on.
 
     Expected failures of the start are told with `StartFailed`. Every other exception is a
     crash and passes through: the front sees the end of the stream and starts a new engine.
     """
     try:
-        return _serve(channel, settings, build)
+        return _serve(channel, settings, build, beat)
     except ChannelClosed:
         return EXIT_OK
 
 
-def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
+def _serve(
+    channel: Channel, settings: EngineSettings, build: Build, beat: Callable[[], None]
+) -> int:
     began_seconds = time.monotonic()
     try:
-        built = build(settings, channel.send)
+        built = build(settings, channel.send, beat)
         memory = ArenaMemory(built.arena.arena)
         manager = make_manager(settings, built.num_blocks, memory)
         offload = make_offload(settings, manager, memory, built.fingerprint)
@@ -74,7 +83,7 @@ def _serve(channel: Channel, settings: EngineSettings, build: Build) -> int:
             load_seconds=time.monotonic() - began_seconds,
         )
     )
-    run_loop(core, channel)
+    run_loop(core, channel, beat)
     if offload is not None:
         offload.persist(_PERSIST_SECONDS)
         offload.close()

@@ -48,7 +48,8 @@ class TorchRunner:
         arena: Arena,
         device: DeviceMemory,
         options: RunnerOptions,
-        on_layer: Callable[[int], None],
+        on_layer_loaded: Callable[[int], None],
+        on_layer_computed: Callable[[], None],
     ) -> None:
         """`device` is asked for the memory of each step; that of the weights was claimed."""
         torch.set_num_threads(options.threads)
@@ -59,9 +60,9 @@ class TorchRunner:
             pool.view(arena.layout.shape(arena.max_blocks)), config.head_dim**-0.5
         )
         loader = WeightLoader(config, checkpoint, dtype, options.mode)
-        weights = loader.load(options.context_tokens, on_layer)
+        weights = loader.load(options.context_tokens, on_layer_loaded)
         self._attention = attention
-        self._model = Llama(config, weights, attention)
+        self._model = Llama(config, weights, attention, on_layer_computed)
         self._config = config
         self._device = device
         self._kv_bytes = pool.element_size()

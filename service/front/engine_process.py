@@ -7,6 +7,8 @@ import os
 import subprocess
 from collections.abc import Mapping, Sequence
 
+from service.engine.pulse import Pulse, open_pulse
+
 
 class EngineProcess:
     """A running child. `exited` is done with its exit status once it has been reaped.
@@ -23,17 +25,22 @@ class EngineProcess:
     """
 
     def __init__(
-        self, command: Sequence[str], inherited_fd: int, variables: Mapping[str, str]
+        self, command: Sequence[str], socket_fd: int, variables: Mapping[str, str]
     ) -> None:
-        """Starts the command with one more open file, and more variables. Raises OSError."""
+        """Starts the command with a socket, a pulse, and more variables. Raises OSError."""
         loop = asyncio.get_running_loop()
         self.exited: asyncio.Future[int] = loop.create_future()
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=(inherited_fd,),
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **variables},
-        )
+        pulse_fd = open_pulse()
+        try:
+            self.pulse = Pulse(pulse_fd)
+            self._process = subprocess.Popen(
+                [*command, "--fd", str(socket_fd), "--pulse-fd", str(pulse_fd)],
+                pass_fds=(socket_fd, pulse_fd),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, **variables},
+            )
+        finally:
+            os.close(pulse_fd)
         try:
             self._pidfd = os.pidfd_open(self._process.pid)
         except OSError:

@@ -28,6 +28,7 @@ from service.front.engine_process import EngineProcess
 from service.front.link import EngineLink
 from service.front.restart import EngineLife, RestartPolicy
 from service.front.silence import SilenceWatch
+from service.front.watchdog import Watchdog
 
 ENGINE_COMMAND = (sys.executable, "-m", "service.engine")
 # Past this it is killed: it holds nothing but a cache, of which it saves what it can before.
@@ -84,7 +85,8 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
         self._link: EngineLink | None = None  # only while that engine is ready
-        self._silence = SilenceWatch()
+        self._silence = SilenceWatch()  # of an engine that starts
+        self._watchdog = Watchdog()  # of one that is ready
         self._cause: str | None = None  # of the present engine's end, where it is known before
         self._stopping = False
         self._ever_ready = False
@@ -115,6 +117,7 @@ class Supervisor:
         if self._task is None:
             return
         if self._link is not None:
+            self._watchdog.stop()
             self._link.send(Shutdown())
             await asyncio.wait({self._task}, timeout=_STOP_SECONDS)
         self._task.cancel()
@@ -170,6 +173,7 @@ class Supervisor:
         finally:
             self._link = None
             self._silence.stop()
+            self._watchdog.stop()
             link.close("the engine process ended")
             killed_by_front = self._cause is not None or not process.exited.done()
             process.kill()
@@ -192,8 +196,7 @@ class Supervisor:
 
     def _start_process(self, theirs: socket.socket) -> EngineProcess:
         settings = msgspec.json.encode(self._settings.engine).decode()
-        command = [*self._command, "--fd", str(theirs.fileno())]
-        return EngineProcess(command, theirs.fileno(), {SETTINGS_VARIABLE: settings})
+        return EngineProcess(self._command, theirs.fileno(), {SETTINGS_VARIABLE: settings})
 
     def _received(self, link: EngineLink, message: FromEngine) -> None:
         self._silence.heard()
@@ -204,18 +207,22 @@ class Supervisor:
                 self._cause = message.message
             case Ready():
                 self._ever_ready = True
-                self._await_heartbeats()
+                self._watch_pulse()
                 self._link = link
                 self._listener.engine_ready(message)
             case _:
                 self._listener.engine_message(message)
 
-    def _await_heartbeats(self) -> None:
-        """From now on silence means frozen: an idle engine speaks about once a second."""
+    def _watch_pulse(self) -> None:
+        """From now on it says nothing for as long as a step takes, but it beats."""
+        self._silence.stop()
+        assert self._process is not None, "only a running engine is heard"
         limit_seconds = self._settings.engine_silence_seconds
-        self._silence.start(
+        self._watchdog.start(
+            self._process.pulse,
+            self._process.pid,
             limit_seconds,
-            lambda: self._kill(f"silent for engine_silence_seconds = {limit_seconds:g}"),
+            lambda: self._kill(f"frozen for engine_silence_seconds = {limit_seconds:g}"),
         )
 
     def _kill(self, cause: str) -> None:

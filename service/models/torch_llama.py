@@ -8,6 +8,7 @@ float32; a `Linear` answers in the type that suits its weights.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -64,10 +65,13 @@ class Llama:
         config: ModelConfig,
         weights: LlamaWeights,
         attention: CpuAttention,
+        on_layer: Callable[[], None],
     ) -> None:
+        """`on_layer` is called after each layer of a forward pass."""
         self._config = config
         self._weights = weights
         self._attention = attention
+        self._on_layer = on_layer
         self._eps = torch.tensor(config.rms_norm_eps, dtype=torch.float32)
 
     def forward(
@@ -82,6 +86,7 @@ class Llama:
                 index, layer, rms_norm(x, layer.attention_norm, eps), rotation, plan
             )
             x = x + _mlp(layer, rms_norm(x, layer.mlp_norm, eps))
+            self._on_layer()
         return weights.head(rms_norm(x[logit_rows], weights.final_norm, eps)).float()
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:

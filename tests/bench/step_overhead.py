@@ -150,8 +150,10 @@ class SleepingRunner:
         return self._logits[self._step : self._step + len(batch.logit_rows)]
 
 
-def build_sleeping(settings: EngineSettings, progress: Callable[[Loading], None]) -> FakeBuilt:
-    fake = build_fake(settings, progress, VOCAB_SIZE)
+def build_sleeping(
+    settings: EngineSettings, progress: Callable[[Loading], None], beat: Callable[[], None]
+) -> FakeBuilt:
+    fake = build_fake(settings, progress, beat, VOCAB_SIZE)
     runner = SleepingRunner(float(os.environ[MODEL_MILLISECONDS]) / 1e3)
     return replace(fake, runner=runner, max_context_tokens=8192)  # type: ignore[arg-type]
 

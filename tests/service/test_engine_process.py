@@ -34,6 +34,7 @@ from service.engine.messages import (
     Submit,
     ToEngine,
 )
+from service.engine.pulse import Pulse, open_pulse
 
 FAKE_ENGINE = Path(__file__).parents[1] / "fake_engine.py"
 
@@ -43,13 +44,16 @@ class EngineProcess:
 
     def __init__(self, settings: EngineSettings, *options: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        pulse_fd = open_pulse()
+        self.pulse = Pulse(pulse_fd)
         with theirs:
             self.process = subprocess.Popen(
                 [
                     *(sys.executable, str(FAKE_ENGINE), "--fd", str(theirs.fileno())),
+                    *("--pulse-fd", str(pulse_fd)),
                     *options,
                 ],
-                pass_fds=[theirs.fileno()],
+                pass_fds=[theirs.fileno(), pulse_fd],
                 stderr=subprocess.PIPE,
                 cwd=FAKE_ENGINE.parents[1],
                 env={
@@ -58,6 +62,7 @@ class EngineProcess:
                     SETTINGS_VARIABLE: msgspec.json.encode(settings).decode(),
                 },
             )
+        os.close(pulse_fd)
         self.socket = ours
         self.socket.settimeout(30)
         self._splitter = FrameSplitter()
@@ -177,11 +182,13 @@ def test_crash_of_the_runner_closes_the_stream_with_a_traceback() -> None:
 
 PARENT = """
 import socket, subprocess, sys, time
+from service.engine.pulse import open_pulse
+pulse_fd = open_pulse()
 ours, theirs = socket.socketpair()
 # It inherits both ends: it sees no end of stream, so only the kernel can end it.
 child = subprocess.Popen(
-    [sys.executable, sys.argv[1], "--fd", str(theirs.fileno())],
-    pass_fds=[theirs.fileno(), ours.fileno()],
+    [sys.executable, sys.argv[1], "--fd", str(theirs.fileno()), "--pulse-fd", str(pulse_fd)],
+    pass_fds=[theirs.fileno(), ours.fileno(), pulse_fd],
 )
 ours.recv(4)
 print(child.pid, flush=True)

@@ -254,7 +254,9 @@ async def test_words_of_two_models_are_not_joined(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_an_engine_that_does_not_read_gets_bounded_memory(tmp_path: Path) -> None:
     """Submissions wait in the front, where they can be cancelled, not in the socket."""
-    async with running_front(tmp_path, "--deaf", max_waiting_requests=400) as (front, record):
+    async with running_front(
+        tmp_path, "--deaf", max_waiting_requests=400, engine_silence_seconds=300.0
+    ) as (front, record):
         handles = [
             await front.generate(call(count_prompt(4000), f"r{i}")) for i in range(400)
         ]  # 400 x 12 kB; socket and link take about 1.2 MB
