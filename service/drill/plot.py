@@ -1,0 +1,165 @@
+"""A drill as one picture: memory by owner, level, pool, and what the clients got meanwhile."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kvcache.pressure import PressureLevel
+from service.drill.course import Course
+from service.drill.findings import Findings
+from service.drill.record import tokens_over_time
+from service.drill.sample import Ledger, Sample
+
+_BIN_SECONDS = 0.5
+_OWNERS: tuple[tuple[str, str, Callable[[Ledger], int]], ...] = (
+    ("weights", "#5b7ba6", lambda ledger: ledger.weights_bytes + ledger.runtime_bytes),
+    ("KV pool", "#7db6ad", lambda ledger: ledger.kv_bytes),
+    ("steps", "#e6bd55", lambda ledger: ledger.activation_bytes),
+    ("another process", "#b9a3c9", lambda ledger: ledger.other_bytes),
+)
+_LEVELS = {
+    PressureLevel.NORMAL: "#d7e5d3",
+    PressureLevel.ELEVATED: "#f5dc8a",
+    PressureLevel.HIGH: "#ee9f4d",
+    PressureLevel.CRITICAL: "#c43d34",
+}
+_INK, _FAINT, _ALARM = "#2b2f36", "#8a8f98", "#c43d34"
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "font.family": "DejaVu Sans",
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": _FAINT,
+    "ytick.color": _FAINT,
+    "svg.hashsalt": "plimsoll",  # the same drill gives the same bytes
+}
+
+
+def save_plot(course: Course, findings: Findings, path: Path) -> None:
+    """Writes the picture; its format is that of the file's suffix."""
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(11, 7), layout="constrained", facecolor="white")
+        panels = figure.subplots(4, 1, sharex=True, height_ratios=(4.2, 0.35, 1.4, 1.7))
+        memory, level, pool, rate = panels
+        _draw_memory(memory, course.samples)
+        _draw_level(level, course.samples)
+        _draw_pool(pool, course.samples)
+        _draw_rate(rate, course)
+        for panel in panels:
+            _part_phases(panel, course)
+        for panel in (memory, rate):
+            _mark_losses(panel, course.samples)
+        _name_phases(memory, course)
+        rate.set_xlabel("seconds")
+        rate.set_xlim(0, course.duration_seconds)
+        figure.align_ylabels(panels)
+        figure.suptitle(_title(findings), x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+def _title(findings: Findings) -> str:
+    streams = findings.streams
+    return (
+        f"{streams.requests} streams, {streams.live_at_once} at once, while memory runs out and "
+        f"engines die: {streams.dropped} dropped, {streams.damage.lost} tokens lost, "
+        f"{streams.damage.repeated} repeated, {streams.damage.differing} different"
+    )
+
+
+def _draw_memory(panel: Axes, samples: Sequence[Sample]) -> None:
+    told = [(s.seconds, s.ledger) for s in samples if s.ledger is not None]
+    seconds = np.array([at for at, _ in told])
+    layers = [np.array([read(ledger) for _, ledger in told]) / 1e6 for _, _, read in _OWNERS]
+    panel.stackplot(
+        seconds,
+        *layers,
+        labels=[name for name, _, _ in _OWNERS],
+        colors=[color for _, color, _ in _OWNERS],
+        linewidth=0,
+    )
+    total = max((ledger.total_bytes for _, ledger in told), default=1) / 1e6
+    panel.axhline(total, color=_INK, linewidth=1.2)
+    failed = [
+        after.seconds
+        for before, after in itertools.pairwise(samples)
+        if sum(after.rungs) > sum(before.rungs)
+    ]
+    panel.plot(
+        failed,
+        [total * 1.035] * len(failed),
+        linestyle="none",
+        marker="v",
+        markersize=7,
+        color=_ALARM,
+        label="a step found no memory",
+    )
+    panel.set_ylim(0, total * 1.18)
+    panel.set_ylabel("device memory, MB")
+    panel.legend(loc="lower right", ncols=5, fontsize=9, framealpha=0.9, edgecolor="none")
+
+
+def _draw_level(panel: Axes, samples: Sequence[Sample]) -> None:
+    for sample, following in itertools.pairwise(samples):
+        span = following.seconds - sample.seconds
+        panel.barh(0, span, left=sample.seconds, height=1, color=_LEVELS[sample.level], linewidth=0)
+    panel.set_ylim(-0.5, 0.5)
+    panel.set_yticks([])
+    panel.set_ylabel("level", rotation=0, ha="right", va="center")
+    panel.spines[["left", "bottom"]].set_visible(False)
+    panel.tick_params(bottom=False)
+
+
+def _draw_pool(panel: Axes, samples: Sequence[Sample]) -> None:
+    told = [s for s in samples if s.pool_blocks > 0]
+    seconds = [s.seconds for s in told]
+    panel.step(seconds, [s.pool_blocks for s in told], where="post", color="#3f857a")
+    panel.fill_between(
+        seconds, [s.held_blocks for s in told], step="post", color="#7db6ad", alpha=0.6, linewidth=0
+    )
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("KV blocks")
+
+
+def _draw_rate(panel: Axes, course: Course) -> None:
+    bins = max(1, round(course.duration_seconds / _BIN_SECONDS))
+    edges = np.linspace(0, course.duration_seconds, bins + 1)
+    rates = tokens_over_time(course.streams, edges)
+    panel.stairs(rates, edges, fill=True, color="#5b7ba6", alpha=0.85)
+    panel.set_ylim(bottom=0)
+    panel.set_ylabel("tokens/s")
+
+
+def _part_phases(panel: Axes, course: Course) -> None:
+    for mark in course.phases[1:]:
+        panel.axvline(mark.begin_seconds, color=_FAINT, linewidth=0.8, linestyle=(0, (2, 3)))
+
+
+def _name_phases(panel: Axes, course: Course) -> None:
+    for mark in course.phases:
+        middle = (mark.begin_seconds + mark.end_seconds) / 2
+        panel.text(
+            middle,
+            0.985,
+            mark.step.value.replace(" ", "\n"),
+            transform=panel.get_xaxis_transform(),
+            ha="center",
+            va="top",
+            fontsize=9,
+        )
+
+
+def _mark_losses(panel: Axes, samples: Sequence[Sample]) -> None:
+    for before, after in itertools.pairwise(samples):
+        if after.engine_restarts > before.engine_restarts:
+            panel.axvline(after.seconds, color=_ALARM, linewidth=1.4)
