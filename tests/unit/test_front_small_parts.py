@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from front_fakes import eventually
+from loop_fakes import FakeLoop
 
 from service.engine.figures import EngineStats, TierFigures
 from service.engine.messages import (
@@ -256,28 +257,6 @@ async def test_stall_watch_reports_the_stalled_only() -> None:
     assert len(watch) == 1
     watch.close()
     assert len(watch) == 0
-
-
-class FakeLoop:
-    """Keeps the one timer that is set; `tick` fires it."""
-
-    def __init__(self) -> None:
-        self.delay_seconds: float | None = None
-        self._callback: Any = None
-
-    def call_later(self, delay_seconds: float, callback: Any) -> Any:
-        assert self.delay_seconds is None, "one timer is enough"
-        self.delay_seconds, self._callback = delay_seconds, callback
-        return self
-
-    def cancel(self) -> None:
-        self.delay_seconds = None
-
-    def tick(self, times: int = 1) -> None:
-        for _ in range(times):
-            assert self.delay_seconds is not None, "no timer is set"
-            self.delay_seconds = None
-            self._callback()
 
 
 class TestSilenceWatch:
