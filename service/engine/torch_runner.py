@@ -15,7 +15,7 @@ from service.device.memory import DeviceMemory
 from service.device.owner import Owner
 from service.device.torch_errors import device_error
 from service.engine.runner import StepBatch
-from service.models.activations import StepShape, step_bytes
+from service.models.activations import StepMemory, StepShape
 from service.models.config import ModelConfig
 from service.models.torch_checkpoint import Checkpoint
 from service.models.torch_linear import LinearMode
@@ -63,20 +63,20 @@ class TorchRunner:
         weights = loader.load(options.context_tokens, on_layer_loaded)
         self._attention = attention
         self._model = Llama(config, weights, attention, on_layer_computed)
-        self._config = config
+        self._vocab_size = config.vocab_size
         self._device = device
-        self._kv_bytes = pool.element_size()
+        self._memory = StepMemory(config, pool.element_size(), options.threads)
 
     @property
     def vocab_size(self) -> int:
-        return self._config.vocab_size
+        return self._vocab_size
 
     def step_bytes(self, tokens: int, logit_rows: int, context_tokens: int) -> int:
         sequences = min(tokens, max(1, logit_rows))
-        return self._step_bytes(StepShape(tokens, sequences, logit_rows, context_tokens))
+        return self._memory.step_bytes(StepShape(tokens, sequences, logit_rows, context_tokens))
 
     def forward(self, batch: StepBatch) -> NDArray[np.float32]:
-        claim_bytes = self._step_bytes(
+        claim_bytes = self._memory.step_bytes(
             StepShape(
                 tokens=len(batch.token_ids),
                 sequences=len(batch.context_lens),
@@ -95,9 +95,6 @@ class TorchRunner:
             self._device.give_back(Owner.ACTIVATIONS, claim_bytes)
         # Outside the block above: in it the traceback would keep every tensor of the step alive.
         raise failure
-
-    def _step_bytes(self, shape: StepShape) -> int:
-        return step_bytes(self._config, self._kv_bytes, shape)
 
     def _compute(self, batch: StepBatch) -> NDArray[np.float32]:
         plan = self._attention.plan(
