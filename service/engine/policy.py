@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-from bisect import insort
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-from service.engine.request import Sequence, SequenceState
+from service.engine.request import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,43 +91,3 @@ class Chunk:
     def logprob_positions(self) -> range:
         """The positions inside it whose logits are wanted for prompt logprobs."""
         return _overlap(self.start, self.count, self.sequence.missing_prompt_logprobs)
-
-
-def admission_order(sequence: Sequence) -> tuple[int, bool, float, int]:
-    """Sort key of the waiting queue: priority, then those that ran before, then arrival.
-
-    A preempted sequence, or one that an engine death interrupted, comes back before
-    newcomers of its priority.
-    """
-    newcomer = sequence.state is not SequenceState.PREEMPTED and not sequence.spec.resumed
-    spec = sequence.spec
-    return (-spec.priority, newcomer, spec.arrival_seconds, sequence.order)
-
-
-class WaitingQueue:
-    """Sequences that wait for admission, in `admission_order`."""
-
-    def __init__(self) -> None:
-        self._sequences: list[Sequence] = []
-        self.preempted_count = 0  # how many of them were preempted
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __iter__(self) -> Iterator[Sequence]:
-        """In order, over a snapshot: the queue may change meanwhile."""
-        return iter(tuple(self._sequences))
-
-    def first(self, count: int) -> list[Sequence]:
-        """The first ones in order, at most so many."""
-        return self._sequences[:count]
-
-    def add(self, sequence: Sequence) -> None:
-        """Puts a sequence in its place; it keeps its state until it is removed."""
-        insort(self._sequences, sequence, key=admission_order)
-        self.preempted_count += sequence.state is SequenceState.PREEMPTED
-
-    def remove(self, sequence: Sequence) -> None:
-        """Takes a sequence out; ValueError if it is not there."""
-        self._sequences.remove(sequence)
-        self.preempted_count -= sequence.state is SequenceState.PREEMPTED

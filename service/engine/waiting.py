@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvcache import AdmissionRequest, CacheManager
 from kvcache.admission import RETENTION_LEVELS
-from service.engine.policy import WaitingQueue
+from service.engine.fair_queue import WaitingQueue
 from service.engine.request import Sequence, SequenceState
 from service.engine.sequence_tiers import SequenceTiers
 
@@ -23,12 +23,12 @@ class WaitingRoom(WaitingQueue):
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out that starts; ValueError if it is not there."""
         super().remove(sequence)
-        self._expected.discard(sequence.sequence_id)
-        self._tiers.let_go(sequence)
+        self._forget(sequence)
 
     def give_up(self, sequence: Sequence) -> None:
         """Takes a sequence out that will never start."""
-        self.remove(sequence)
+        super().give_up(sequence)
+        self._forget(sequence)
         self._manager.forget(sequence.sequence_id)
 
     def request(self, sequence: Sequence, headroom_blocks: int) -> AdmissionRequest:
@@ -66,3 +66,7 @@ class WaitingRoom(WaitingQueue):
             if sequence.may_hit_cache and sequence.sequence_id not in self._expected:
                 self._expected.add(sequence.sequence_id)
                 self._manager.expect(self.request(sequence, headroom_blocks=0))
+
+    def _forget(self, sequence: Sequence) -> None:
+        self._expected.discard(sequence.sequence_id)
+        self._tiers.let_go(sequence)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 from engine_fakes import spec_of
 from hypothesis import given
@@ -14,8 +12,6 @@ from service.engine.policy import (
     Chunk,
     SchedulerLimits,
     StepBudget,
-    WaitingQueue,
-    admission_order,
     headroom_blocks,
 )
 from service.engine.request import Sequence
@@ -85,28 +81,3 @@ def test_headroom_is_what_lies_above_the_load_line(
     usable: int, load_line: float, expected: int
 ) -> None:
     assert headroom_blocks(usable, load_line) == expected
-
-
-def test_queue_is_ordered_by_priority_then_returners_then_arrival_whatever_came_first() -> None:
-    preempted = Sequence(spec_of(5, [1], arrival_seconds=9.0), order=5)
-    preempted.preempted(now_seconds=10.0)
-    in_order = [
-        Sequence(spec_of(0, [1], priority=1, arrival_seconds=8.0), order=0),
-        Sequence(spec_of(4, [1], arrival_seconds=7.0, resumed=True), order=4),
-        preempted,
-        Sequence(spec_of(1, [1], arrival_seconds=1.0), order=9),
-        Sequence(spec_of(2, [1], arrival_seconds=2.0), order=1),
-        Sequence(spec_of(3, [1], arrival_seconds=2.0), order=2),
-        Sequence(spec_of(6, [1], priority=-3, arrival_seconds=0.0), order=3),
-    ]
-    assert sorted(in_order, key=admission_order) == in_order
-    queue = WaitingQueue()
-    for sequence in random.Random(0).sample(in_order, len(in_order)):
-        queue.add(sequence)
-    assert list(queue) == in_order
-    assert queue.first(3) == in_order[:3]
-    assert queue.preempted_count == 1
-    queue.remove(in_order[3])
-    assert list(queue) == in_order[:3] + in_order[4:]
-    queue.remove(preempted)
-    assert queue.preempted_count == 0
