@@ -43,6 +43,8 @@ def run_drill_command(arguments: argparse.Namespace) -> int:
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             course = runner.run(_run(arguments))
+    except TimeoutError as error:
+        raise CommandError("the time given with --timeout is over") from error
     except asyncio.CancelledError:  # SIGTERM
         return EXIT_INTERRUPTED
     except PlimsollError as error:
@@ -82,7 +84,8 @@ async def _run(arguments: argparse.Namespace) -> Course:
         async def inject(plan: FaultPlan) -> None:
             await admin.inject_faults(faults_request(plan), timeout_seconds=_INJECT_SECONDS)
 
-        return await run_drill(client, admin, inject, order, _tell)
+        async with asyncio.timeout(arguments.timeout):
+            return await run_drill(client, admin, inject, order, _tell)
 
 
 def _cancel_on_sigterm() -> None:

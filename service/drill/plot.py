@@ -14,11 +14,12 @@ from matplotlib.figure import Figure
 
 from kvcache.pressure import PressureLevel
 from service.drill.course import Course
-from service.drill.findings import Findings
+from service.drill.findings import Findings, Precursor
 from service.drill.record import tokens_over_time
 from service.drill.sample import Ledger, Sample
 
 _BIN_SECONDS = 0.5
+_NAMED_SHARE = 0.08  # of the time that a level must last to have its name in the picture
 _OWNERS: tuple[tuple[str, str, Callable[[Ledger], int]], ...] = (
     ("weights", "#5b7ba6", lambda ledger: ledger.weights_bytes + ledger.runtime_bytes),
     ("KV pool", "#7db6ad", lambda ledger: ledger.kv_bytes),
@@ -58,21 +59,21 @@ def save_plot(course: Course, findings: Findings, path: Path) -> None:
         _draw_rate(rate, course)
         for panel in panels:
             _part_phases(panel, course)
-        for panel in (memory, rate):
-            _mark_losses(panel, course.samples)
         _name_phases(memory, course)
+        _show_lead(memory, findings.precursor, _total_mb(course.samples))
+        _show_losses(rate, course, findings)
         rate.set_xlabel("seconds")
         rate.set_xlim(0, course.duration_seconds)
         figure.align_ylabels(panels)
-        figure.suptitle(_title(findings), x=0.01, ha="left", fontsize=12, fontweight="bold")
+        figure.suptitle(_title(findings), x=0.01, ha="left", fontsize=11.5, fontweight="bold")
         figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
 def _title(findings: Findings) -> str:
     streams = findings.streams
     return (
-        f"{streams.requests} streams, {streams.live_at_once} at once, while memory runs out and "
-        f"engines die: {streams.dropped} dropped, {streams.damage.lost} tokens lost, "
+        f"{streams.requests} live streams while memory runs out and engines die: "
+        f"{streams.dropped} dropped, {streams.damage.lost} tokens lost, "
         f"{streams.damage.repeated} repeated, {streams.damage.differing} different"
     )
 
@@ -88,7 +89,7 @@ def _draw_memory(panel: Axes, samples: Sequence[Sample]) -> None:
         colors=[color for _, color, _ in _OWNERS],
         linewidth=0,
     )
-    total = max((ledger.total_bytes for _, ledger in told), default=1) / 1e6
+    total = _total_mb(samples)
     panel.axhline(total, color=_INK, linewidth=1.2)
     failed = [
         after.seconds
@@ -109,10 +110,41 @@ def _draw_memory(panel: Axes, samples: Sequence[Sample]) -> None:
     panel.legend(loc="lower right", ncols=5, fontsize=9, framealpha=0.9, edgecolor="none")
 
 
+def _total_mb(samples: Sequence[Sample]) -> float:
+    return max((s.ledger.total_bytes for s in samples if s.ledger is not None), default=1) / 1e6
+
+
+def _show_lead(panel: Axes, precursor: Precursor, total: float) -> None:
+    """An arrow from the first warning to the first failure."""
+    first, rung = precursor.first_seconds, precursor.first_rung_seconds
+    if first is None or rung is None or rung <= first:
+        return
+    height = total * 0.965
+    arrow = {"arrowstyle": "<->", "color": _INK, "shrinkA": 0, "shrinkB": 0}
+    panel.annotate("", (first, height), (rung, height), arrowprops=arrow)
+    panel.text(
+        (first + rung) / 2,
+        height - total * 0.02,
+        f"warned {rung - first:.1f} s before",
+        ha="center",
+        va="top",
+        fontsize=9,
+    )
+
+
 def _draw_level(panel: Axes, samples: Sequence[Sample]) -> None:
-    for sample, following in itertools.pairwise(samples):
-        span = following.seconds - sample.seconds
-        panel.barh(0, span, left=sample.seconds, height=1, color=_LEVELS[sample.level], linewidth=0)
+    duration_seconds = samples[-1].seconds if samples else 0.0
+    for level, group in itertools.groupby(
+        itertools.pairwise(samples), key=lambda pair: pair[0].level
+    ):
+        pairs = list(group)
+        begin, end = pairs[0][0].seconds, pairs[-1][1].seconds
+        panel.barh(0, end - begin, left=begin, height=1, color=_LEVELS[level], linewidth=0)
+        if end - begin > _NAMED_SHARE * duration_seconds:
+            ink = "white" if level is PressureLevel.CRITICAL else _INK
+            panel.text(
+                (begin + end) / 2, 0, level.name, ha="center", va="center", fontsize=8, color=ink
+            )
     panel.set_ylim(-0.5, 0.5)
     panel.set_yticks([])
     panel.set_ylabel("level", rotation=0, ha="right", va="center")
@@ -159,7 +191,18 @@ def _name_phases(panel: Axes, course: Course) -> None:
         )
 
 
-def _mark_losses(panel: Axes, samples: Sequence[Sample]) -> None:
-    for before, after in itertools.pairwise(samples):
-        if after.engine_restarts > before.engine_restarts:
-            panel.axvline(after.seconds, color=_ALARM, linewidth=1.4)
+def _show_losses(panel: Axes, course: Course, findings: Findings) -> None:
+    """How long no client got a token."""
+    for loss in findings.losses:
+        mark = course.phase(loss.step)
+        if mark is not None:
+            panel.text(
+                (mark.begin_seconds + mark.end_seconds) / 2,
+                0.96,
+                f"{loss.silence_seconds:.1f} s\nsilent",
+                transform=panel.get_xaxis_transform(),
+                ha="center",
+                va="top",
+                fontsize=9,
+                color=_ALARM,
+            )
