@@ -23,8 +23,11 @@ from kvcache.tiers.offload import Offload
 from service.config import EngineSettings
 from service.device.arena import DeviceArena
 from service.device.cpu import CpuDevice
+from service.device.errors import DeviceOutOfMemoryError
+from service.device.owner import Owner
 from service.engine.caching import make_manager
 from service.engine.core import EngineCore
+from service.engine.figures import Incident
 from service.engine.messages import (
     Finished,
     Loading,
@@ -104,6 +107,10 @@ class FakeRunner:
     def poison(self, blocks: Iterable[int]) -> None:
         """Makes the next read of these blocks fail, unless they are written before."""
         self._kv.reshape(-1, self._block_tokens)[list(blocks)] = POISON
+
+    def scribble(self, slots: NDArray[np.int64]) -> None:
+        """Writes to slots what belongs to no token."""
+        self._kv[slots] = _GOLDEN
 
     def forward(self, batch: StepBatch) -> NDArray[np.float32]:
         """Writes hashes, reads contexts through the block tables, answers logits."""
@@ -202,6 +209,11 @@ def spec_of(
     )
 
 
+def roomy_device(limit_bytes: int = 1 << 40) -> CpuDevice:
+    """A device that has so much, whatever the machine has."""
+    return CpuDevice(limit_bytes, available_bytes=lambda: 1 << 50, machine_bytes=lambda: 1 << 50)
+
+
 class EngineHarness:
     """An `EngineCore` over a `FakeRunner`, stepped by hand, with everything it said."""
 
@@ -213,9 +225,10 @@ class EngineHarness:
         max_context_tokens: int = 4096,
         max_blocks: int | None = None,
         offload: Callable[[CacheManager, BlockMemory, Callable[[], float]], Offload] | None = None,
+        device: CpuDevice | None = None,
         **settings: Any,
     ) -> None:
-        """`max_blocks`: what the pool can grow to, `blocks` unless given."""
+        """`max_blocks`: what the pool can grow to, `blocks` unless given; a roomy `device`, too."""
         self.vocab_size = vocab_size
         self.max_context_tokens = max_context_tokens
         self.runner = FakeRunner(blocks + 1, block_tokens, vocab_size, (max_blocks or blocks) + 1)
@@ -225,12 +238,16 @@ class EngineHarness:
         self.manager = make_manager(
             engine_settings, blocks + 1, memory, clock=lambda: self.now_seconds
         )
+        self.device = device or roomy_device()
+        self.incidents: list[Incident] = []
         self.core = EngineCore(
             self.runner,
             self.manager,
-            self.runner.arena,
+            DeviceArena(self.runner.arena, self.device, headroom_bytes=0),
             engine_settings,
             max_context_tokens,
+            device=self.device,
+            tell=self.incidents.append,
             offload=offload(self.manager, memory, lambda: self.now_seconds) if offload else None,
             clock=lambda: self.now_seconds,
         )
@@ -253,6 +270,23 @@ class EngineHarness:
             return forward(batch)
 
         self.runner.forward = slow_forward  # type: ignore[method-assign]
+
+    def fail_steps(self, fails: Callable[[int], bool]) -> None:
+        """Lets the device be out of memory in the steps, by number, for which `fails` says so.
+
+        Such a step has written nonsense to some of its slots, as one that stops in its middle.
+        """
+        forward = self.runner.forward
+        numbers = itertools.count()
+
+        def failing_forward(batch: StepBatch) -> NDArray[np.float32]:
+            number = next(numbers)
+            if not fails(number):
+                return forward(batch)
+            self.runner.scribble(batch.slots[number % 2 :: 2])
+            raise DeviceOutOfMemoryError(Owner.ACTIVATIONS, 1000, 999, 1 << 20)
+
+        self.runner.forward = failing_forward  # type: ignore[method-assign]
 
     def step(self) -> StepReport:
         """One step, a second long; checks the manager from top to bottom afterwards."""

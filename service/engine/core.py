@@ -6,13 +6,19 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from kvcache import CacheManager, PreemptionMode
+from kvcache import CacheManager
 from kvcache.tokens import token_array
 from service.config.tenants import parse_tenant_shares
+from service.device.errors import DeviceLostError, DeviceOutOfMemoryError
 from service.engine.batch import build_batch
-from service.engine.figures import EngineStats
+from service.engine.demand import Demand
+from service.engine.figures import EngineStats, Incident
+from service.engine.governor import Governor
+from service.engine.growth import Growth
 from service.engine.harvest import Harvester
+from service.engine.ladder import OomLadder
 from service.engine.live_sequences import LiveSequences
+from service.engine.memory_watch import MemoryWatch
 from service.engine.messages import (
     FinishReason,
     Output,
@@ -23,11 +29,13 @@ from service.engine.messages import (
     StepReport,
 )
 from service.engine.policy import Chunk, SchedulerLimits, headroom_blocks
+from service.engine.recovery import OomRecovery, Shortage
 from service.engine.request import Sequence
 from service.engine.resize import ElasticMemory, PoolResizer
 from service.engine.runner import Runner
 from service.engine.scheduler import Scheduler
 from service.engine.sequence_tiers import SequenceTiers
+from service.engine.stats import engine_stats
 from service.engine.step_meter import StepMeter
 from service.engine.step_plan import StepPlan
 from service.engine.tenancy import Tenancy
@@ -37,6 +45,7 @@ if TYPE_CHECKING:
     from kvcache import FlushResult
     from kvcache.tiers.offload import Offload
     from service.config import EngineSettings
+    from service.device.memory import DeviceMemory
 
 
 class EngineCore:
@@ -54,9 +63,12 @@ class EngineCore:
         settings: EngineSettings,
         max_context_tokens: int,
         *,
+        device: DeviceMemory,
+        tell: Callable[[Incident], None],
         offload: Offload | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`tell` hears at once of each step for which the device had no memory."""
         self._runner = runner
         self._manager = manager
         self._block_tokens = settings.block_tokens
@@ -65,24 +77,40 @@ class EngineCore:
         self._tiers = SequenceTiers(offload)
         tenancy = Tenancy(manager, parse_tenant_shares(settings.tenant_shares or ""))
         self._victims = VictimChooser(manager, memory.layout.block_bytes, self._tiers, tenancy)
-        self._scheduler = Scheduler(
-            manager,
-            SchedulerLimits(
-                max_running_sequences=settings.max_running_sequences,
-                max_step_tokens=settings.max_step_tokens,
-                prefill_chunk_tokens=settings.prefill_chunk_tokens,
-                headroom_blocks=headroom_blocks(manager.usable_blocks, settings.load_line),
-                max_skips=settings.max_admission_skips,
-                prompt_logprob_rows=settings.prompt_logprob_rows,
-            ),
-            self._victims,
-            self._tiers,
+        limits = SchedulerLimits(
+            max_running_sequences=settings.max_running_sequences,
+            max_step_tokens=settings.max_step_tokens,
+            prefill_chunk_tokens=settings.prefill_chunk_tokens,
+            headroom_blocks=headroom_blocks(manager.usable_blocks, settings.load_line),
+            max_skips=settings.max_admission_skips,
+            prompt_logprob_rows=settings.prompt_logprob_rows,
         )
-        self._resizer = PoolResizer(manager, memory, self._scheduler, tenancy, settings.load_line)
-        self._live = LiveSequences()
-        self._harvester = Harvester(manager, self._scheduler, self._live, max_context_tokens)
+        self._scheduler = Scheduler(manager, limits, self._victims, self._tiers)
         self._meter = StepMeter()
-        self._computed = False  # whether the last step had something to compute
+        growth = Growth(manager, self._scheduler, self._meter, max_context_tokens)
+        self._live = LiveSequences(growth.learn)
+        self._harvester = Harvester(manager, self._scheduler, self._live, max_context_tokens)
+        self._resizer = PoolResizer(manager, memory, self._scheduler, tenancy, settings.load_line)
+        self._ladder = OomLadder(settings.max_step_tokens)
+        self._watch = MemoryWatch(
+            device,
+            manager,
+            self._scheduler,
+            self._resizer,
+            Governor(
+                settings.pressure_elevated_share,
+                settings.pressure_high_share,
+                settings.max_step_tokens,
+            ),
+            self._ladder,
+            Demand(runner, limits, self._scheduler),
+            growth,
+            memory.layout.block_bytes,
+        )
+        self._recovery = OomRecovery(
+            self._ladder, device, self._watch, self._scheduler, self._live, tell
+        )
+        self._chunks: list[Chunk] = []  # of the last step
 
     @property
     def has_work(self) -> bool:
@@ -92,10 +120,11 @@ class EngineCore:
     @property
     def is_stalled(self) -> bool:
         """Whether the last step had nothing to compute: a load, a pin or a resize has to end."""
-        return not self._computed
+        return not self._chunks
 
     def rest(self) -> None:
-        """To be called now and then while there is no work: ends what is past its deadline."""
+        """To be called now and then while there is no work: looks at memory and at deadlines."""
+        self._watch.look(self._clock())
         self._tiers.poll()
         self._manager.expire()
 
@@ -143,14 +172,15 @@ class EngineCore:
 
     def step(self) -> StepReport:
         """Computes one step and tells all that happened since the last one."""
-        self._resizer.advance(self._clock())
         began_seconds = self._clock()
+        self._watch.look(began_seconds)
+        self._resizer.advance(began_seconds)
         plan = self._scheduler.plan(began_seconds)
+        self._chunks = plan.chunks
         self._settle(plan)
         started = [
             Started(s.sequence_id, s.cached_tokens, s.scheduled_seconds) for s in plan.started
         ]
-        self._computed = bool(plan.chunks)
         outputs = self._compute(plan.chunks, began_seconds) if plan.chunks else []
         ends = self._live.take_ends()
         return StepReport(
@@ -165,31 +195,19 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """The present numbers; right at any time, also while nothing runs."""
-        cache = self._manager.stats()
-        scheduler = self._scheduler
-        return EngineStats(
-            running=scheduler.running_count,
-            waiting=scheduler.waiting_count,
-            preempted=scheduler.preempted_count,
-            blocks_total=cache.total,
-            blocks_free=cache.free,
-            blocks_cached=cache.cached + cache.expected,
-            blocks_held=cache.held,
-            blocks_reserved=cache.reserved,
-            blocks_shared=cache.shared,
-            steps=self._meter.steps,
-            prefill_tokens=self._meter.prefill_tokens,
-            decode_tokens=self._meter.decode_tokens,
-            lookup_tokens=cache.lookup_tokens,
-            hit_tokens=cache.hit_tokens,
-            evicted_blocks=cache.evicted_blocks,
-            preemptions=cache.preemptions,
-            step_seconds=self._meter.step_seconds,
-            last_step_seconds=self._meter.last_step_seconds,
-            blocks_kept=cache.pinned + cache.loading + cache.storing,
-            trims=cache.preemptions_by_mode[PreemptionMode.TRIM],
-            swaps=cache.preemptions_by_mode[PreemptionMode.SWAP],
-            tiers=self._tiers.figures(),
+        vitals = self._watch.vitals
+        return engine_stats(self._manager, self._scheduler, self._meter, self._tiers, vitals)
+
+    def last_words(self, error: Exception) -> Incident:
+        """What to tell of an error that this process does not outlive."""
+        return Incident(
+            kind="device lost" if isinstance(error, DeviceLostError) else "defect",
+            cause=f"{type(error).__name__}: {error}",
+            rung=None,
+            wanted_bytes=0,
+            sequence_ids=[chunk.sequence.sequence_id for chunk in self._chunks],
+            step_tokens=sum(chunk.count for chunk in self._chunks),
+            vitals=self._watch.vitals,
         )
 
     # --- one step --------------------------------------------------------------
@@ -202,14 +220,24 @@ class EngineCore:
             self._live.finish(sequence, FinishReason.EVICTED, self._clock())
 
     def _compute(self, chunks: list[Chunk], began_seconds: float) -> list[Output]:
+        """Outputs of the step; none when the device had no memory for it."""
         batch = build_batch(chunks, self._manager, self._block_tokens)
-        logits = self._runner.forward(batch)
+        shortage: Shortage | None = None
+        try:
+            logits = self._runner.forward(batch)
+        except DeviceOutOfMemoryError as error:
+            shortage = Shortage.of(error)
+        # The error is gone by now, and with it what its traceback held.
+        if shortage is not None:
+            self._recovery.answer(shortage, chunks, self._clock())
+            return []
         harvest = self._harvester.take(chunks, logits, self._clock())
         ended_seconds = self._clock()
         self._meter.note(harvest.prefill_tokens, len(harvest.outputs), began_seconds, ended_seconds)
         self._victims.note_step(
             harvest.prefill_tokens, len(batch.token_ids), ended_seconds - began_seconds
         )
+        self._ladder.succeeded(len(batch.token_ids))
         return harvest.outputs
 
     def _refuse(self, sequence: Sequence, needed_blocks: int, limit_tokens: int) -> None:

@@ -4,11 +4,12 @@ Each rung costs more than the one before, so it is tried only when those did not
 
 1. RETRY: the allocator lets go of what it keeps, and the step is half as large.
 2. SHRINK: the KV pool gives back what was lacking and a quarter more.
-3. REQUEUE: all sequences but one lose their blocks, and steps are as small as they can be.
+3. REQUEUE: all sequences but one lose their blocks, of which the pool gives back as many
+   again, and steps are as small as they can be.
 4. FAIL: the one that is left ends with an error. The next failure begins at 1 again.
 
 A step that succeeds ends the climb. The token budget comes back more slowly: it doubles after
-some good steps, and after more of them each time that this was too early.
+some good steps, and after more of them each time that a step failed for its new size.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _CLIMB = [rung for rung in OomRung for _ in range(_TRIES[rung])]
 # Beyond the bytes that were wanted: the allocator rounds up, and the next step is no smaller.
 _SHRINK_MARGIN = 0.25
 _GOOD_STEPS = 8  # before the token budget doubles
-_MAX_GOOD_STEPS = 256  # where doubling has failed again and again
+_MAX_GOOD_STEPS = 256  # where that has failed again and again
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class OomLadder:
         self._failures = 0  # in a row
         self._good_steps = 0  # since a failure, or since the budget doubled
         self._patience_steps = _GOOD_STEPS
+        self._proven_tokens = max_step_tokens  # of the largest step that may be trusted
         self._counts = dict.fromkeys(OomRung, 0)
         self.step_tokens = max_step_tokens  # the token budget in force
         self.failed_seconds: float | None = None  # when a step failed last, monotonic
@@ -57,27 +59,27 @@ class OomLadder:
         rung = _CLIMB[self._failures]
         self._failures = (self._failures + 1) % len(_CLIMB)
         self._counts[rung] += 1
-        if self.step_tokens < self._max_step_tokens and self._good_steps:
-            self._patience_steps = min(2 * self._patience_steps, _MAX_GOOD_STEPS)
-        self._good_steps = 0
         self.failed_seconds = now_seconds
+        if step_tokens > self._proven_tokens:
+            self._patience_steps = min(2 * self._patience_steps, _MAX_GOOD_STEPS)
+        self._proven_tokens = min(self._proven_tokens, step_tokens - 1)
+        self._good_steps = 0
         if rung is OomRung.RETRY:
             self.step_tokens = max(1, min(self.step_tokens, step_tokens) // 2)
         elif rung is OomRung.REQUEUE:
             self.step_tokens = 1
         shrink_bytes = 0
-        if rung is OomRung.SHRINK:
+        if rung in (OomRung.SHRINK, OomRung.REQUEUE):
             shrink_bytes = wanted_bytes + int(_SHRINK_MARGIN * wanted_bytes)
         return Measure(rung, self.step_tokens, shrink_bytes)
 
-    def succeeded(self) -> None:
-        """A step was computed."""
+    def succeeded(self, step_tokens: int) -> None:
+        """A step of `step_tokens` was computed."""
         self._failures = 0
-        if self.step_tokens == self._max_step_tokens:
-            return
         self._good_steps += 1
+        if step_tokens > self._proven_tokens:
+            self._proven_tokens = step_tokens
+            self._patience_steps = _GOOD_STEPS
         if self._good_steps >= self._patience_steps:
             self._good_steps = 0
             self.step_tokens = min(2 * self.step_tokens, self._max_step_tokens)
-            if self.step_tokens == self._max_step_tokens:
-                self._patience_steps = _GOOD_STEPS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from service.engine.messages import (
@@ -39,7 +40,9 @@ class Ends:
 class LiveSequences:
     """All that wait or run, by id, and the ends that were not told yet."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_finish: Callable[[Sequence, FinishReason], None]) -> None:
+        """`on_finish` hears of the sequences that get an end that was wanted."""
+        self._on_finish = on_finish
         self._sequences: dict[int, Sequence] = {}
         self._arrivals = 0
         self._ends = Ends()
@@ -65,6 +68,7 @@ class LiveSequences:
     def finish(self, sequence: Sequence, reason: FinishReason, now_seconds: float) -> None:
         """It is over, by itself or by an abort."""
         del self._sequences[sequence.sequence_id]
+        self._on_finish(sequence, reason)
         self._ends.finished.append(sequence.finished(reason, now_seconds))
 
     def refuse(

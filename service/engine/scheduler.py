@@ -14,6 +14,7 @@ progress and the engine cannot thrash for ever.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import chain
 
 from kvcache import CacheManager, PreemptionPlan
 from service.engine.admissions import Admissions
@@ -69,6 +70,30 @@ class Scheduler:
     def preempted_count(self) -> int:
         """Sequences that lost their blocks and wait to come back."""
         return self._waiting.preempted_count
+
+    @property
+    def pace(self) -> Pace:
+        """In force since the last `set_pace`."""
+        return self._pace
+
+    def running(self) -> list[Sequence]:
+        """The batch, in order of admission."""
+        return self._running.all()
+
+    def largest_tokens(self, *, and_waiting: bool = True) -> int:
+        """Tokens of the longest sequence that runs, or waits; 0: there is none."""
+        waiting: Iterable[Sequence] = self._waiting if and_waiting else ()
+        return max((s.num_tokens for s in chain(self._running, waiting)), default=0)
+
+    def largest_blocks(self, *, and_waiting: bool) -> int:
+        """What the longest one needs to run alone, and one block for its growth; 0: none is."""
+        tokens = self.largest_tokens(and_waiting=and_waiting)
+        return -(-tokens // self._manager.block_tokens) + 1 if tokens else 0
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether a sequence is there that may take rows of logits for its prompt."""
+        return any(s.missing_prompt_logprobs for s in chain(self._running, self._waiting))
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a new sequence."""

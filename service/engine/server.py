@@ -14,7 +14,7 @@ from service.engine.channel import Channel, ChannelClosed
 from service.engine.core import EngineCore
 from service.engine.errors import StartError
 from service.engine.loop import run_loop
-from service.engine.messages import Loading, Ready, StartFailed
+from service.engine.messages import IncidentReport, Loading, Ready, StartFailed
 from service.models.errors import ModelFileError
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def _serve(
         built.arena,
         settings,
         built.max_context_tokens,
+        device=built.device,
+        tell=lambda incident: channel.send(IncidentReport(incident)),
         offload=offload,
     )
     channel.send(
@@ -83,7 +85,13 @@ def _serve(
             load_seconds=time.monotonic() - began_seconds,
         )
     )
-    run_loop(core, channel, beat)
+    try:
+        run_loop(core, channel, beat)
+    except ChannelClosed:
+        raise
+    except Exception as error:
+        channel.send(IncidentReport(core.last_words(error)))
+        raise
     if offload is not None:
         offload.persist(_PERSIST_SECONDS)
         offload.close()

@@ -12,6 +12,7 @@ import structlog
 from service.config import ServeSettings
 from service.engine.messages import (
     Abort,
+    Exhausted,
     Failed,
     FaultFired,
     Flushed,
@@ -33,21 +34,24 @@ from service.front.engine_calls import EngineCalls
 from service.front.engine_death import EngineDeath
 from service.front.engine_totals import EngineTotals
 from service.front.events import (
+    DeviceExhausted,
     EngineCrashedByRequest,
     EngineLost,
     ExceedsCapacity,
     ModelFailed,
 )
 from service.front.faults import FaultBook
+from service.front.flight import FlightRecorder
 from service.front.journal import Journal
 from service.front.quarantine import Conviction, Quarantine
-from service.front.flight import FlightRecorder
 from service.front.request import LiveRequest
 from service.front.restart import EngineLife
 from service.front.supervisor import Supervisor
 
 # For an engine that starts again to take the size of the pool that was in force: it is empty.
 _RESTORE_SECONDS = 30.0
+# To a client whose request found no memory: for as long the engine is careful afterwards.
+_EXHAUSTED_RETRY_SECONDS = 5.0
 
 _log = structlog.get_logger(__name__)
 
@@ -95,11 +99,11 @@ class Dispatcher:
         self._quarantine: Quarantine[LiveRequest] = Quarantine()  # of the same requests
         self._in_engine: dict[int, LiveRequest] = {}  # by sequence
         self._pool_blocks: int | None = None  # in force by the last resize
+        self.flight = FlightRecorder(settings, self._requests, self._in_engine)
         self.state = EngineState.STARTING
         self.failure: str | None = None
         self.ready: Ready | None = None  # of the newest engine that was ready
         self.totals = EngineTotals()
-        self.flight = FlightRecorder(settings, self._requests, self._in_engine)
         self.faults = FaultBook(allowed=settings.engine.allow_faults)
 
     @property
@@ -114,18 +118,18 @@ class Dispatcher:
 
     def start(self) -> None:
         """Begins to start the engine."""
+        self.flight.start()
         self._supervisor.start()
 
     async def stop(self) -> None:
         """Stops the engine and reaps it."""
-        self.flight.start()
         await self._supervisor.stop()
         self.calls.fail()
+        await self.flight.close()
 
     # --- what the front asks for ---
 
     def add(self, request: LiveRequest, specs: Sequence[SequenceSpec]) -> None:
-        await self.flight.close()
         """Takes charge of a request until it is over or forgotten."""
         for spec in specs:
             self._journal.open(spec)
@@ -169,22 +173,22 @@ class Dispatcher:
             # The files were replaced: going on would join the words of two models.
             self._fail_all()
         self.ready = ready
+        self.flight.engine_ready(ready, self.engine_process_id)
         self._restore_pool(ready)
         if (order := self.faults.inject(time.monotonic())).faults:
             self._supervisor.send(order)
         self._set_state(EngineState.READY)
-        self.flight.engine_ready(ready, self.engine_process_id)
         self._submit_waiting()
 
     def engine_writable(self) -> None:
         self._submit_waiting()
 
     def engine_died(self, death: EngineDeath) -> EngineLife:
+        self.flight.engine_died(death)
         self._drop_engine()
         inquest = self._quarantine.died(crashed=death.crashed)
         _log.warning(
             "engine death examined",
-        self.flight.engine_died(death)
             crashed=death.crashed,
             in_flight=inquest.in_flight,
             suspects=inquest.suspects,
@@ -195,27 +199,27 @@ class Dispatcher:
         return inquest.life
 
     def engine_restarting(self) -> None:
+        self.flight.engine_restarting()
         if self.state is EngineState.READY:
             self._set_state(EngineState.RESTARTING)
 
     def engine_failed(self, cause: str) -> None:
-        self.flight.engine_restarting()
+        self.flight.gave_up(cause)
         self._fail_all()
         self.failure = cause
         self._set_state(EngineState.FAILED)
 
-        self.flight.gave_up(cause)
     def engine_message(self, message: FromEngine) -> None:
         match message:
             case StepReport() | Heartbeat():
                 if isinstance(message, StepReport):
                     self._step(message)
                 self.totals.update(message.stats)
+                self.flight.reported(message.stats)
                 self._observer.engine_reported()
             case FaultFired(fault_id):
                 self.faults.fired(fault_id)
             case Flushed() | LookedUp() | Resized():
-                self.flight.reported(message.stats)
                 if isinstance(message, Resized):
                     self._pool_blocks = message.num_blocks
                 self.calls.answered(message)
@@ -294,6 +298,11 @@ class Dispatcher:
             if request is not None:
                 self._fail(request, failed)
                 touched[request] = None
+        for exhausted in report.exhausted:
+            request = self._in_engine.pop(exhausted.sequence_id, None)
+            if request is not None:
+                self._exhaust(request, exhausted)
+                touched[request] = None
         self._abort(matched)
         for request in touched:
             if request.over:
@@ -318,8 +327,21 @@ class Dispatcher:
         request.fail(ModelFailed())
         self.forget(request)
 
+    def _exhaust(self, request: LiveRequest, exhausted: Exhausted) -> None:
+        request.fail(
+            DeviceExhausted(
+                wanted_bytes=exhausted.wanted_bytes,
+                free_bytes=exhausted.free_bytes,
+                total_bytes=exhausted.total_bytes,
+                tokens_sent=request.sent_tokens,
+                retry_after_seconds=_EXHAUSTED_RETRY_SECONDS,
+            )
+        )
+        self.forget(request)
+
     def _fail_convicted(self, conviction: Conviction[LiveRequest]) -> None:
         request = conviction.request
+        self.flight.convicted(request, conviction.deaths)
         _log.error(
             "request kills engines",
             request_id=request.call.request_id,
@@ -341,7 +363,6 @@ class Dispatcher:
         self._in_engine.clear()
         settled: list[LiveRequest] = []
         for request in list(self._requests):
-        self.flight.convicted(request, conviction.deaths)
             request.settle_finished()
             if request.over:
                 self._release(request)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from kvcache import Arena, CacheManager, KVDtype, KVLayout
 from service.config import EngineSettings
+from service.device.cpu import CpuDevice
 from service.engine.core import EngineCore
 from service.engine.messages import SamplingParams, SequenceSpec
 from service.engine.runner import StepBatch
@@ -44,6 +45,10 @@ class ConstantRunner:
         """The first rows of the constant."""
         return self._logits[: len(batch.logit_rows)]
 
+    def step_bytes(self, tokens: int, logit_rows: int, context_tokens: int) -> int:
+        """Nothing that counts."""
+        return 1
+
 
 SAMPLINGS = {
     "greedy": SamplingParams(temperature=0.0),
@@ -59,7 +64,15 @@ def step_microseconds(batch_size: int, waiting: int, sampling: SamplingParams, s
     manager = CacheManager(20_000, 16)
     arena = Arena(KVLayout(1, 1, 1, 16, KVDtype.FLOAT32), 20_000)
     settings = EngineSettings(max_running_sequences=batch_size)
-    core = EngineCore(ConstantRunner(batch_size), manager, arena, settings, max_context_tokens=8192)
+    core = EngineCore(
+        ConstantRunner(batch_size),
+        manager,
+        arena,
+        settings,
+        max_context_tokens=8192,
+        device=CpuDevice(),
+        tell=print,
+    )
     core.submit(
         SequenceSpec(
             sequence_id=number,

@@ -24,6 +24,7 @@ from service.engine.messages import (
     Flushed,
     FromEngine,
     Heartbeat,
+    IncidentReport,
     Loading,
     LookedUp,
     Lookup,
@@ -173,7 +174,11 @@ def test_crash_of_the_runner_closes_the_stream_with_a_traceback() -> None:
     engine = EngineProcess(EngineSettings(), "--crash")
     engine.until_ready()
     engine.send(Submit([spec_of(1, prompt=range(10))]))
-    assert list(engine.messages()) == []
+    (last_words,) = engine.messages()
+    assert isinstance(last_words, IncidentReport)
+    assert last_words.incident.kind == "defect"
+    assert "told to crash" in last_words.incident.cause
+    assert last_words.incident.sequence_ids == [1]
     _, stderr = engine.process.communicate(timeout=30)
     assert engine.process.returncode == 1
     assert b"told to crash" in stderr

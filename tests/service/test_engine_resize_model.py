@@ -12,6 +12,7 @@ from kvcache.memory import ArenaMemory
 from service.config import EngineSettings
 from service.engine.build import BuiltRunner, build_runner
 from service.engine.core import EngineCore
+from service.engine.figures import Incident
 from service.engine.messages import FinishReason, Resize, SequenceSpec, ShrinkPolicy
 
 pytestmark = pytest.mark.slow
@@ -52,7 +53,15 @@ class Run:
         np.frombuffer(arena.arena.buffer, np.float32)[:] = np.nan
         manager = CacheManager(POOL_BLOCKS + 1, 4, memory=ArenaMemory(arena.arena))
         settings = EngineSettings(block_tokens=4, load_line=1.0, max_step_tokens=1024)
-        self.core = EngineCore(built.runner, manager, arena, settings, built.max_context_tokens)
+        self.core = EngineCore(
+            built.runner,
+            manager,
+            arena,
+            settings,
+            built.max_context_tokens,
+            device=built.device,
+            tell=_no_incident,
+        )
         self.outputs: dict[int, list[int]] = {}
         self.reasons: set[FinishReason] = set()
         self.core.submit(load_of_64())
@@ -99,3 +108,7 @@ def test_half_the_pool_goes_and_comes_back_while_64_requests_run(
     disturbed.finish()
     assert disturbed.reasons == {FinishReason.MAX_TOKENS}
     assert disturbed.outputs == undisturbed.outputs
+
+
+def _no_incident(incident: Incident) -> None:
+    raise AssertionError(f"the device had memory enough, and yet: {incident}")

@@ -19,6 +19,7 @@ from kvcache import CacheManager
 from service.config import EngineSettings
 from service.engine.build import BuiltRunner, build_runner
 from service.engine.core import EngineCore
+from service.engine.figures import Incident
 from service.engine.messages import SamplingParams, SequenceSpec
 from service.models.source import resolve_model
 from service.tokenizer import ChatMessage, load_tokenizer
@@ -100,7 +101,15 @@ def make_core(built: BuiltRunner, usable_blocks: int = 511, **settings: object) 
     pool[: (usable_blocks + 1) * built.layout.block_elements] = np.nan
     engine = EngineSettings(model="smollm2-135m", dtype="float32", **settings)  # type: ignore[arg-type]
     manager = CacheManager(usable_blocks + 1, built.layout.block_tokens)
-    return EngineCore(built.runner, manager, built.arena, engine, built.max_context_tokens)
+    return EngineCore(
+        built.runner,
+        manager,
+        built.arena,
+        engine,
+        built.max_context_tokens,
+        device=built.device,
+        tell=_no_incident,
+    )
 
 
 def spec(sequence_id: int, prompt: list[int], max_tokens: int = OUTPUT_TOKENS) -> SequenceSpec:
@@ -233,3 +242,7 @@ def test_a_common_prefix_is_computed_once(built: BuiltRunner, oracle: Oracle) ->
     computed = core.stats().prefill_tokens
     assert computed <= len(prefix) + own
     assert len(outputs) == 16
+
+
+def _no_incident(incident: Incident) -> None:
+    raise AssertionError(f"the device had memory enough, and yet: {incident}")

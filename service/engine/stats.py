@@ -1,0 +1,45 @@
+"""The figures of the engine, gathered from its parts."""
+
+from __future__ import annotations
+
+from kvcache import CacheManager, PreemptionMode
+from service.engine.figures import EngineStats, Vitals
+from service.engine.scheduler import Scheduler
+from service.engine.sequence_tiers import SequenceTiers
+from service.engine.step_meter import StepMeter
+
+
+def engine_stats(
+    manager: CacheManager,
+    scheduler: Scheduler,
+    meter: StepMeter,
+    tiers: SequenceTiers,
+    vitals: Vitals | None,
+) -> EngineStats:
+    """The present numbers, but `vitals`, which are those of the last look at the device."""
+    cache = manager.stats()
+    return EngineStats(
+        running=scheduler.running_count,
+        waiting=scheduler.waiting_count,
+        preempted=scheduler.preempted_count,
+        blocks_total=cache.total,
+        blocks_free=cache.free,
+        blocks_cached=cache.cached + cache.expected,
+        blocks_held=cache.held,
+        blocks_reserved=cache.reserved,
+        blocks_shared=cache.shared,
+        steps=meter.steps,
+        prefill_tokens=meter.prefill_tokens,
+        decode_tokens=meter.decode_tokens,
+        lookup_tokens=cache.lookup_tokens,
+        hit_tokens=cache.hit_tokens,
+        evicted_blocks=cache.evicted_blocks,
+        preemptions=cache.preemptions,
+        step_seconds=meter.step_seconds,
+        last_step_seconds=meter.last_step_seconds,
+        blocks_kept=cache.pinned + cache.loading + cache.storing,
+        trims=cache.preemptions_by_mode[PreemptionMode.TRIM],
+        swaps=cache.preemptions_by_mode[PreemptionMode.SWAP],
+        tiers=tiers.figures(),
+        vitals=vitals,
+    )
