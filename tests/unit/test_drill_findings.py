@@ -172,12 +172,20 @@ def test_the_pool_is_judged_from_the_climb_to_the_end_of_the_release() -> None:
     assert failures(course(samples=stiff)) == ["the KV pool gave way"]
 
 
+def test_what_others_had_before_is_no_balloon() -> None:
+    had = dataclasses.replace(LEDGER, other_bytes=30_000_000)
+    samples = [sample(0.0, ledger=had), *good_samples()[2:]]
+    assert find(course()).balloon_bytes == 100_000_000
+    assert find(course(samples=samples)).balloon_bytes == 70_000_000
+
+
 def test_a_loss_is_measured_by_what_clients_got() -> None:
     exit_loss, freeze = find(course()).losses
     assert exit_loss.replaced
     assert exit_loss.silence_seconds == pytest.approx(3.0)  # 41 to 44
     assert exit_loss.all_streams_seconds == pytest.approx(5.0)  # 41 to 46
     assert freeze.silence_seconds == pytest.approx(6.0)  # 51 to 57
+    assert freeze.all_streams_seconds == pytest.approx(6.0)
     unmoved = [
         dataclasses.replace(s, engine_restarts=1) if s.seconds > 42 else s for s in good_samples()
     ]
