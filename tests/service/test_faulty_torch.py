@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -67,12 +68,14 @@ def test_looking_on_changes_no_bit(built: BuiltRunner) -> None:
     driver, drives = fresh(built.runner)
     expected = driver.step([(drive, len(drive.tokens)) for drive in drives], all_rows=True)
     operators: list[int] = []
+    imported = set(sys.modules)
     watched_driver, drives = fresh(built.runner)
     with BeforeOperators(operators.append):
         watched = watched_driver.step([(drive, len(drive.tokens)) for drive in drives], True)
     assert np.array_equal(expected.view(np.uint32), watched.view(np.uint32))
     assert operators == list(range(len(operators)))
     assert len(operators) > 100  # it has seen the model's
+    assert set(sys.modules) == imported  # or a step would stand still for seconds
 
 
 def test_a_step_that_failed_anywhere_can_be_computed_again(built: BuiltRunner) -> None:
