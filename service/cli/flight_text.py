@@ -25,7 +25,7 @@ def list_rows(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     """The list for programs."""
     return [
         {
-            "file": entry.file_name,
+            "file": entry.file_name.encode("utf-8", "replace").decode(),
             "kind": entry.headline and entry.headline.kind,
             "time": entry.headline and entry.headline.time,
             "engine_life": entry.headline and entry.headline.engine.life,
