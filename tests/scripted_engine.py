@@ -38,11 +38,13 @@ from service.engine.figures import EngineStats
 from service.engine.messages import (
     Abort,
     Failed,
+    FaultFired,
     Finished,
     FinishReason,
     Flush,
     Flushed,
     Heartbeat,
+    Inject,
     Loading,
     LookedUp,
     Lookup,
@@ -61,6 +63,7 @@ from service.engine.messages import (
     TokenLogprob,
 )
 from service.engine.pulse import Pulse
+from service.faults.plan import ExitEngine
 
 SAY, COUNT, WAIT, HOLD, REFUSE, DIE, FAIL, CRASH = range(1000, 1008)
 EOS = 256
@@ -186,6 +189,11 @@ class Engine:
                 self._channel.send(
                     Resized(message.call_id, before, message.num_blocks, 0, 0.0, None)
                 )
+            case Inject():
+                for ordered in message.faults:
+                    if isinstance(ordered.fault, ExitEngine):  # at once
+                        self._channel.send(FaultFired(ordered.fault_id))
+                        os.kill(os.getpid(), signal.SIGKILL)
             case Lookup():
                 if message.token_ids != [HOLD]:
                     self._channel.send(LookedUp(message.call_id, len(message.token_ids)))
@@ -267,6 +275,9 @@ class Engine:
                 line["ids"] = message.sequence_ids
             case Resize():
                 line["blocks"] = message.num_blocks
+            case Inject():
+                line["faults"] = msgspec.to_builtins([f.fault for f in message.faults])
+                line["began"] = [ordered.began_seconds for ordered in message.faults]
             case Flush():
                 line["namespace"] = message.namespace and message.namespace.hex()
         self._record.write(json.dumps(line) + "\n")
