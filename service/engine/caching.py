@@ -62,8 +62,12 @@ def make_offload(
     memory: BlockMemory,
     fingerprint: Fingerprint,
     clock: Callable[[], float] = time.monotonic,
+    *,
+    wrap: Callable[[Tier], Tier] = lambda tier: tier,
 ) -> Offload | None:
     """The tiers, or None where they are off or the host has no memory for one block.
+
+    Disk and remote store are used through what `wrap` makes of them.
 
     Raises StartError when a tier cannot be opened, and for a host tier of less than a block.
     """
@@ -86,13 +90,17 @@ def make_offload(
             memory,
             fingerprint.digest,
             HostTier(block_bytes, host_bytes),
-            disk=_disk(settings, fingerprint),
-            remote=_remote(settings, fingerprint),
+            disk=_wrapped(_disk(settings, fingerprint), wrap),
+            remote=_wrapped(_remote(settings, fingerprint), wrap),
             limits=LoadLimits(lease_seconds=settings.tier_timeout_seconds),
             clock=clock,
         )
     except TierError as error:
         raise StartError(f"{_SETTING_OF_TIER[error.tier]}: {error}") from error
+
+
+def _wrapped(tier: Tier | None, wrap: Callable[[Tier], Tier]) -> Tier | None:
+    return None if tier is None else wrap(tier)
 
 
 def _disk(settings: EngineSettings, fingerprint: Fingerprint) -> Tier | None:

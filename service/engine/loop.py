@@ -29,8 +29,15 @@ _RESIZE_SECONDS = 0.02
 _STALL_SECONDS = 0.002
 
 
-def run_loop(core: EngineCore, channel: Channel, beat: Callable[[], None]) -> None:
+def run_loop(
+    core: EngineCore,
+    channel: Channel,
+    beat: Callable[[], None],
+    inject: Callable[[Inject], None],
+) -> None:
     """Serves until the front says Shutdown; each turn beats, so that silence means frozen.
+
+    `inject` takes orders of faults.
 
     Raises ChannelClosed when the front is gone. Whatever else it raises is a defect or a
     broken device; the front starts a new engine then.
@@ -42,7 +49,10 @@ def run_loop(core: EngineCore, channel: Channel, beat: Callable[[], None]) -> No
         for message in messages:
             if isinstance(message, Shutdown):
                 return
-            _handle(message, core, channel)
+            if isinstance(message, Inject):
+                inject(message)
+            else:
+                _handle(message, core, channel)
         if core.has_work or core.is_resizing:
             channel.send(core.step())
             for answer in core.take_resized():
@@ -62,7 +72,7 @@ def _patience_seconds(core: EngineCore) -> float:
 
 
 def _handle(
-    message: Submit | Abort | Flush | Lookup | Resize | Inject, core: EngineCore, channel: Channel
+    message: Submit | Abort | Flush | Lookup | Resize, core: EngineCore, channel: Channel
 ) -> None:
     match message:
         case Submit(sequences):
@@ -76,7 +86,5 @@ def _handle(
             channel.send(LookedUp(call_id, core.lookup(namespace, token_ids)))
         case Resize():
             core.resize(message)
-        case Inject():
-            raise ValueError("this engine takes no faults")
         case _:
             assert_never(message)

@@ -19,13 +19,13 @@ class Seams:
     runner: Runner
     device: DeviceMemory
     arena: ElasticMemory
-    tier: Callable[[Tier], Tier]  # a tier below the host, as it is to be used
+    wrap_tier: Callable[[Tier], Tier]  # a tier below the host, as it is to be used
     inject: Callable[[Inject], None]  # takes orders of faults
 
 
 def plain_seams(runner: Runner, device: DeviceMemory, arena: ElasticMemory) -> Seams:
     """An engine in which nothing goes wrong on purpose; an order of faults is an error."""
-    return Seams(runner, device, arena, tier=lambda tier: tier, inject=_refuse)
+    return Seams(runner, device, arena, wrap_tier=lambda tier: tier, inject=_refuse)
 
 
 def _refuse(order: Inject) -> None:

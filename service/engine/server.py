@@ -15,6 +15,7 @@ from service.engine.core import EngineCore
 from service.engine.errors import StartError
 from service.engine.loop import run_loop
 from service.engine.messages import IncidentReport, Loading, Ready, StartFailed
+from service.engine.seams import Seams, plain_seams
 from service.models.errors import ModelFileError
 
 if TYPE_CHECKING:
@@ -55,17 +56,18 @@ def _serve(
         built = build(settings, channel.send, beat)
         memory = ArenaMemory(built.arena.arena)
         manager = make_manager(settings, built.num_blocks, memory)
-        offload = make_offload(settings, manager, memory, built.fingerprint)
+        seams = _seams(built, settings, channel, beat)
+        offload = make_offload(settings, manager, memory, built.fingerprint, wrap=seams.wrap_tier)
     except (StartError, ModelFileError, NativeCoreMissingError) as error:
         channel.send(StartFailed(str(error)))
         return EXIT_START_FAILED
     core = EngineCore(
-        built.runner,
+        seams.runner,
         manager,
-        built.arena,
+        seams.arena,
         settings,
         built.max_context_tokens,
-        device=built.device,
+        device=seams.device,
         tell=lambda incident: channel.send(IncidentReport(incident)),
         offload=offload,
     )
@@ -86,7 +88,7 @@ def _serve(
         )
     )
     try:
-        run_loop(core, channel, beat)
+        run_loop(core, channel, beat, seams.inject)
     except ChannelClosed:
         raise
     except Exception as error:
@@ -96,3 +98,16 @@ def _serve(
         offload.persist(_PERSIST_SECONDS)
         offload.close()
     return EXIT_OK
+
+
+def _seams(
+    built: BuiltRunner, settings: EngineSettings, channel: Channel, beat: Callable[[], None]
+) -> Seams:
+    seams = plain_seams(built.runner, built.device, built.arena)
+    if not settings.allow_faults:
+        return seams
+    from service.engine.faulty.wiring import with_faults  # with torch, and in few engines
+
+    return with_faults(
+        seams, tell=channel.send, beat=beat, load_seconds=settings.tier_timeout_seconds
+    )

@@ -343,7 +343,7 @@ def test_a_lost_read_outlasts_the_patience_of_those_who_wait(
     slept: list[float] = []
     monkeypatch.setattr("service.engine.faulty.tier.time.sleep", slept.append)
     inner = InstantTier()
-    tier: Tier = faulty.seams.tier(inner)  # type: ignore[arg-type]
+    tier: Tier = faulty.seams.wrap_tier(inner)  # type: ignore[arg-type]
     faulty.order(LoseTransfer(count=2))
     for _ in range(3):
         tier.read([], [])
@@ -353,7 +353,7 @@ def test_a_lost_read_outlasts_the_patience_of_those_who_wait(
 
 
 def test_losses_are_told_by_the_engine_and_not_by_the_threads_that_read(faulty: Faulty) -> None:
-    tier = faulty.seams.tier(InstantTier())  # type: ignore[arg-type]
+    tier = faulty.seams.wrap_tier(InstantTier())  # type: ignore[arg-type]
     faulty.order(LoseTransfer(count=8))
     threads = [threading.Thread(target=lambda: tier.read([], [])) for _ in range(16)]
     for thread in threads:
@@ -373,7 +373,7 @@ def test_an_engine_that_allows_no_faults_takes_no_order() -> None:
     with pytest.raises(ValueError, match="allow_faults"):
         seams.inject(Inject([]))
     tier = InstantTier()
-    assert seams.tier(tier) is tier  # type: ignore[comparison-overlap,arg-type]
+    assert seams.wrap_tier(tier) is tier  # type: ignore[comparison-overlap,arg-type]
 
 
 def test_a_device_that_cannot_be_crowded_takes_no_faults() -> None:

@@ -89,6 +89,8 @@ def with_faults(
         runner=runner,
         device=faulty_device,
         arena=FaultyArena(seams.arena, desk.schedule, desk.fired, clock),
-        tier=lambda tier: FaultyTier(seams.tier(tier), desk.loses_read, _PATIENCE * load_seconds),
+        wrap_tier=lambda tier: FaultyTier(
+            seams.wrap_tier(tier), desk.loses_read, _PATIENCE * load_seconds
+        ),
         inject=desk.inject,
     )
