@@ -52,12 +52,14 @@ def clamp_seconds(seconds: float) -> float:
 
 
 class Trend:
-    """How fast a reading falls: the mean of its slope, with exponentially falling weights.
+    """How fast a reading falls: means over the recent past, with exponentially falling weights.
 
-    A slope counts by the time it lasted, so the answer does not depend on how often one looks.
+    What was seen counts by the time it lasted, so the answer does not depend on how often one
+    looks. A fall that came at once is over, and says little of what comes next: the mean slope
+    counts by the share of the time in which the reading fell.
     """
 
-    __slots__ = ("_memory_seconds", "_seconds", "_slope", "_value")
+    __slots__ = ("_falling_share", "_memory_seconds", "_seconds", "_slope", "_value")
 
     def __init__(self, memory_seconds: float) -> None:
         """After `memory_seconds`, what was seen before counts for 1/e of the whole."""
@@ -67,13 +69,16 @@ class Trend:
         self._seconds: float | None = None  # of the newest reading
         self._value = 0.0
         self._slope = 0.0
+        self._falling_share = 0.0
 
     def add(self, now_seconds: float, value: float) -> None:
         """Takes note of a reading; one that is not newer than the last replaces its value."""
         if self._seconds is not None and now_seconds > self._seconds:
             elapsed_seconds = now_seconds - self._seconds
             weight = -math.expm1(-elapsed_seconds / self._memory_seconds)
-            self._slope += weight * ((value - self._value) / elapsed_seconds - self._slope)
+            change = value - self._value
+            self._slope += weight * (change / elapsed_seconds - self._slope)
+            self._falling_share += weight * ((change < 0.0) - self._falling_share)
         if self._seconds is None or now_seconds > self._seconds:
             self._seconds = now_seconds
         self._value = value
@@ -81,7 +86,7 @@ class Trend:
     @property
     def fall_per_second(self) -> float:
         """How much less it becomes in a second; 0 when it rises."""
-        return max(0.0, -self._slope)
+        return max(0.0, -self._slope) * self._falling_share
 
     def seconds_until(self, value: float) -> float:
         """Time until the reading has fallen to `value` at this speed, at most FOREVER_SECONDS."""

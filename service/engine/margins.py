@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from kvcache.pressure import Threshold
 
 # Less than this above the demand is never enough, whatever was ordered: then the pool gives way.
-_LEAST_MARGIN = 0.2
+_LEAST_MARGIN = 0.05
 
 
 @dataclass(frozen=True, slots=True)

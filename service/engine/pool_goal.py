@@ -18,6 +18,7 @@ _GROWTH_PARTS = 32  # of the ceiling: the pool grows by one of them at a time
 _GROWTH_SECONDS = 0.5  # between two of them
 _HOLD_SECONDS = 2.0  # from a shrink to the first growth; doubled by each shrink after a growth
 _HOLD_MAX_SECONDS = 60.0
+_NARROW_RATIO = 1.1  # of headroom to the demand of a narrow step, when room is made in need
 
 
 class PoolGoal:
@@ -39,8 +40,7 @@ class PoolGoal:
         reserve_bytes = decline_bytes_per_second * _AHEAD_SECONDS
 
         def blocks_that_leave(ratio: float) -> int:
-            kept_bytes = ratio * reading.demand_bytes + reserve_bytes
-            return max(0, math.floor((reading.spare_bytes - kept_bytes) / reading.block_bytes))
+            return _blocks_that_leave(reading, ratio * reading.demand_bytes + reserve_bytes)
 
         ceiling = reading.ceiling_blocks
         before = ceiling if self._goal_blocks is None else min(self._goal_blocks, ceiling)
@@ -50,7 +50,7 @@ class PoolGoal:
         elif self._may_grow(reading, before):
             step = max(1, ceiling // _GROWTH_PARTS)
             wanted = max(before, min(before + step, blocks_that_leave(margins.grow_above)))
-        after = min(ceiling, max(reading.floor_blocks, wanted))
+        after = min(ceiling, max(wanted, _least_blocks(reading)))
         self._goal_blocks = None if after == ceiling else after
         if after < before:
             self._note_shrink(reading.now_seconds)
@@ -83,3 +83,20 @@ class PoolGoal:
             doubled = min(_HOLD_MAX_SECONDS, 2 * self._hold_seconds)
             self._hold_seconds = doubled if again else _HOLD_SECONDS
         self._shrunk_seconds = now_seconds
+
+
+def _blocks_that_leave(reading: GovernorReading, kept_bytes: float) -> int:
+    return max(0, math.floor((reading.spare_bytes - kept_bytes) / reading.block_bytes))
+
+
+def _least_blocks(reading: GovernorReading) -> int:
+    """Room for the largest live sequence, so that each has its turn.
+
+    While several run, only as far as a narrow step still finds memory. One that runs alone, or
+    is to be the next, has no other way to go on.
+    """
+    if not reading.running:
+        return reading.live_blocks
+    room = _blocks_that_leave(reading, _NARROW_RATIO * reading.narrow_demand_bytes)
+    alone_blocks = reading.running_blocks if reading.running == 1 else 0
+    return max(alone_blocks, min(reading.live_blocks, room))

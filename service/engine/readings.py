@@ -12,7 +12,8 @@ class GovernorReading:
     now_seconds: float
     pool_blocks: int  # that have memory
     ceiling_blocks: int  # that were ordered, see `PoolResizer.ceiling_blocks`
-    floor_blocks: int  # that the largest live sequence needs, waiting ones included
+    running_blocks: int  # that the largest running sequence needs
+    live_blocks: int  # that the largest live sequence needs, waiting ones included
     held_blocks: int  # by sequences
     block_bytes: int
     kv_exhaustion_seconds: float  # see `kvcache.forecast.forecast_exhaustion`
@@ -28,3 +29,7 @@ class GovernorReading:
     def spare_bytes(self) -> int:
         """What pool and steps have together: a resize does not change it, what others do does."""
         return self.headroom_bytes + self.pool_blocks * self.block_bytes
+
+    def headroom_with(self, pool_blocks: int) -> int:
+        """The headroom when the pool has `pool_blocks`."""
+        return self.spare_bytes - pool_blocks * self.block_bytes

@@ -26,6 +26,8 @@ from service.engine.tenancy import Tenancy
 
 # What one step may grow or shrink by: about 0.1 s on one core.
 CHUNK_BYTES = 64 << 20
+# Of the largest pool: what one step may give back for the governor, if that is more.
+_GOVERNED_PARTS = 16
 _SHORT_SECONDS = 1.0  # between two tries to grow without an order
 
 
@@ -207,7 +209,10 @@ class PoolResizer:
     def _shrink(self, target: int, now_seconds: float, *, may_preempt: bool) -> None:
         if not self._make_room(target, now_seconds, may_preempt=may_preempt):
             return
-        goal = max(target, self._memory.num_blocks - self._chunk_blocks)
+        chunk_blocks = self._chunk_blocks
+        if target == self._goal:  # a step that finds no memory costs more than one that waits
+            chunk_blocks = max(chunk_blocks, self._memory.max_blocks // _GOVERNED_PARTS)
+        goal = max(target, self._memory.num_blocks - chunk_blocks)
         self._tenancy.fit(goal - 1)
         try:
             self._manager.resize(goal)
