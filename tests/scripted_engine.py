@@ -12,6 +12,8 @@ It says what the prompt tells it to, so that a test decides every token. A promp
     FAIL  enter the batch, then the model fails
     CRASH produce as COUNT does; abort this process instead of computing the token of the
           index that is the argument
+    SLEEP enter the batch, then sleep and never wake up
+    SPIN  enter the batch, then compute for ever without coming on
 
 It is no scheduler: every sequence runs at once, one token a step. What it receives goes to
 the file of `--record`, one JSON line each.
@@ -65,7 +67,7 @@ from service.engine.messages import (
 from service.engine.pulse import Pulse
 from service.faults.plan import ExitEngine
 
-SAY, COUNT, WAIT, HOLD, REFUSE, DIE, FAIL, CRASH = range(1000, 1008)
+SAY, COUNT, WAIT, HOLD, REFUSE, DIE, FAIL, CRASH, SLEEP, SPIN = range(1000, 1010)
 EOS = 256
 MAX_CONTEXT_TOKENS = 4096
 POOL_BLOCKS = 1000
@@ -212,6 +214,10 @@ class Engine:
             self._report.started.append(
                 Started(spec.sequence_id, cached_tokens, sequence.scheduled_seconds)
             )
+        if sequence.mode == SLEEP:
+            time.sleep(3600)
+        while sequence.mode == SPIN:
+            pass
         if sequence.mode == FAIL:
             del self._sequences[spec.sequence_id]
             self._report.failed.append(Failed(spec.sequence_id, "told to fail"))

@@ -21,7 +21,7 @@ from front_fakes import (
     running_front,
     say,
 )
-from scripted_engine import CRASH, DIE, HOLD
+from scripted_engine import CRASH, DIE, HOLD, SLEEP, SPIN
 
 from service.front.events import EngineCrashedByRequest, EngineLost
 from service.front.state import FrontState
@@ -167,6 +167,19 @@ async def test_one_that_freezes_engines_is_convicted_too(tmp_path: Path) -> None
         with pytest.raises(EngineCrashedByRequest) as caught:
             await collect(handle)
         assert caught.value.engine_deaths == 2
+
+
+@pytest.mark.parametrize("hang", [SLEEP, SPIN])
+async def test_one_that_hangs_engines_is_convicted_and_another_goes_on(
+    tmp_path: Path, hang: int
+) -> None:
+    async with running_front(tmp_path, engine_silence_seconds=0.5) as (front, _):
+        other = await front.generate(call(count_prompt(), "other", seed=3, max_tokens=100))
+        other_result = asyncio.create_task(collect(other))
+        with pytest.raises(EngineCrashedByRequest) as caught:
+            await collect(await front.generate(call([hang], "hang")))
+        assert caught.value.engine_deaths >= 2
+        assert (await other_result).text == counted_text(3, 100)
 
 
 @pytest.mark.slow
