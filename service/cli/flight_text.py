@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kvcache.pressure import PressureLevel
+from kvcache.pressure import FOREVER_SECONDS, PressureLevel
 from service.flight.folder import Entry
 from service.flight.record import EngineFacts, FlightRecord, MemoryLedger
 from service.flight.signals import Signals
@@ -146,7 +146,7 @@ def _signals(signals: Signals) -> list[str]:
         if vitals:
             row.append(_level(_cell(vitals, "level", i)))
             row += [_number(_cell(vitals, n, i), _MIB) for n in ("headroom_bytes", "demand_bytes")]
-            row.append(_number(_cell(vitals, "kv_exhaustion_seconds", i), 1))
+            row.append(_seconds(_cell(vitals, "kv_exhaustion_seconds", i)))
         rows.append(["-" if cell is None else str(cell) for cell in row])
     return [f"the last {-signals.seconds[0]:.0f} s", *_table(rows)]
 
@@ -199,6 +199,10 @@ def _level(value: object) -> str:
         return PressureLevel(value).name.lower()  # type: ignore[arg-type]
     except ValueError:
         return "-"
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value == FOREVER_SECONDS else _number(value, 1)
 
 
 def _number(value: float | None, unit: int) -> str:

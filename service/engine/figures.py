@@ -75,6 +75,11 @@ class Incident(msgspec.Struct, array_like=True, frozen=True):
     step_tokens: int  # of the step that failed
     vitals: Vitals | None
 
+    @property
+    def is_fatal(self) -> bool:
+        """These are last words: the engine ends, and this is why."""
+        return self.kind in ("device lost", "defect")
+
 
 class TierFigures(msgspec.Struct, array_like=True, frozen=True):
     """Plain numbers of the tiers below the pool. Counters count since the engine's start."""

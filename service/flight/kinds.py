@@ -11,7 +11,8 @@ class FlightKind(enum.StrEnum):
     """What a record is about."""
 
     OOM = "oom"  # a rung of the OOM ladder
-    DEVICE_LOST = "device-lost"  # last words of an engine
+    DEVICE_LOST = "device-lost"  # last words of an engine: only a new process helps
+    DEFECT = "defect"  # last words of an engine: a mistake of ours
     CRITICAL = "critical"  # the pressure level CRITICAL was entered
     ENGINE_DEATH = "engine-death"
     CONVICTION = "conviction"  # a request was found to kill engines

@@ -17,6 +17,7 @@ from service.config import ServeSettings
 from service.config.engine import SETTINGS_VARIABLE
 from service.engine.messages import (
     FromEngine,
+    IncidentReport,
     Loading,
     Ready,
     Shutdown,
@@ -88,6 +89,7 @@ class Supervisor:
         self._silence = SilenceWatch()  # of an engine that starts
         self._watchdog = Watchdog()  # of one that is ready
         self._cause: str | None = None  # of the present engine's end, where it is known before
+        self._last_words: str | None = None  # of the present engine
         self._stopping = False
         self._ever_ready = False
         self.restarts = 0
@@ -147,7 +149,7 @@ class Supervisor:
 
     async def _run_engine(self) -> EngineDeath:
         """Starts one engine, stays until it is gone and reaped, and answers how it went."""
-        self._cause = None
+        self._cause = self._last_words = None
         ours, theirs = socket.socketpair()
         with theirs:
             link = await self._connect(ours)
@@ -180,7 +182,7 @@ class Supervisor:
             await process.exited
             self._process = None
         return engine_death(
-            self._cause or link.closed.result(),
+            self._cause or self._last_words or link.closed.result(),
             process.exited.result(),
             killed_by_front=killed_by_front,
         )
@@ -211,6 +213,8 @@ class Supervisor:
                 self._link = link
                 self._listener.engine_ready(message)
             case _:
+                if isinstance(message, IncidentReport) and message.incident.is_fatal:
+                    self._last_words = message.incident.cause
                 self._listener.engine_message(message)
 
     def _watch_pulse(self) -> None:

@@ -154,6 +154,7 @@ def test_an_oom_is_told_from_cause_to_versions() -> None:
     assert len(times) == 12
     assert "… and 680 more" in text
     assert "high" in text
+    assert "never" in text  # will the KV blocks run out
     assert len(lines) < 70
 
 
