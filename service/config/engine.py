@@ -48,12 +48,39 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             le=256,
         ),
     ] = 16
+    device_memory_bytes: (
+        Annotated[
+            int,
+            about(
+                "Device memory",
+                "Memory that the engine has: process, weights, steps and KV pool together, so that "
+                "a CPU behaves like a GPU with this much; unset: what the machine and its control "
+                "groups have.",
+                "bytes",
+                ge=64 * MIB,
+                le=2**47,
+            ),
+        ]
+        | None
+    ) = None
+    gpu_memory_utilization: Annotated[
+        float,
+        about(
+            "Device memory",
+            "Share of device_memory_bytes that is in use after the start, the largest step "
+            "included: the pool gets what is left of it. Without effect where kv_blocks or "
+            "kv_memory_bytes is set, or device_memory_bytes is not.",
+            gt=0.0,
+            le=1.0,
+        ),
+    ] = 0.9
     kv_memory_bytes: (
         Annotated[
             int,
             about(
                 "KV cache",
-                "Memory of the KV pool; unset: a quarter of the free memory, at most 1GiB.",
+                "Memory of the KV pool; unset: a quarter of the free memory, at most 1GiB, or what "
+                "device_memory_bytes leaves.",
                 "bytes",
                 ge=MIB,
             ),
@@ -66,7 +93,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             about(
                 "KV cache",
                 "Most memory that the KV pool may grow to while it serves; unset: its size at the "
-                "start. Reserves addresses, not memory.",
+                "start, or all that device_memory_bytes leaves. Reserves addresses, not memory.",
                 "bytes",
                 ge=MIB,
                 le=2**47,
@@ -263,6 +290,17 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             le=1.0,
         ),
     ] = 0.9
+    pool_wait_seconds: Annotated[
+        float,
+        about(
+            "Pressure",
+            "Time that a request too large for a pool which had to give memory back waits for it "
+            "to grow again, when the device has no memory for that, before it is refused.",
+            "seconds",
+            ge=0.0,
+            le=86_400.0,
+        ),
+    ] = 30.0
     threads: (
         Annotated[
             int,

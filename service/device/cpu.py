@@ -9,6 +9,7 @@ from service.device.errors import DeviceOutOfMemoryError
 from service.device.ledger import Ledger
 from service.device.memory import MemoryFigures
 from service.device.owner import Owner
+from service.device.process_memory import peak_bytes
 
 
 class CpuDevice:
@@ -86,6 +87,10 @@ class CpuDevice:
         # Where the host has less than was promised, what it has already is not taken away.
         self._foreign_bytes = min(size_bytes, max(had_bytes, free_bytes))
         return self._foreign_bytes
+
+    def peak_bytes(self, work: Callable[[], object]) -> int | None:
+        """By how much the memory of the process rose at most while `work` ran; None: unknown."""
+        return peak_bytes(work)
 
     def _make_room(self, owner: Owner, wanted_bytes: int) -> None:
         """Drops the cache, as the allocator does before it gives up."""

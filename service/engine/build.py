@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from kvcache import Arena, KVDtype, KVLayout
-from kvcache.arena import HEADROOM_BYTES
 from kvcache.errors import ArenaError
-from kvcache.host_memory import available_memory_bytes
 from kvcache.tiers import Fingerprint
 from service.config import EngineSettings
 from service.device.arena import DeviceArena
 from service.device.cpu import CpuDevice
+from service.device.errors import DeviceOutOfMemoryError
 from service.device.memory import DeviceMemory
+from service.device.owner import Owner
+from service.engine.budget import MemoryBudget
 from service.engine.errors import StartError
 from service.engine.host import usable_cores
 from service.engine.messages import Loading
 from service.engine.openmp import wait_politely
+from service.engine.profile import null_batch, trial_shape
 from service.engine.pulse import unwatched
 from service.engine.runner import Runner, StepBatch
-from service.engine.sizing import context_tokens, largest_pool_blocks, pool_blocks
+from service.engine.sizing import largest_step
+from service.models.activations import StepMemory, StepShape
 from service.models.config import load_model_config
 from service.models.source import ModelSource, contents_digest, resolve_model
+from service.models.weight_bytes import WeightCopies
 
 # `packed_weights = auto`: the second copy of the weights may take this share of free memory.
 _PACKED_SHARE = 0.5
@@ -61,6 +65,15 @@ def build_runner(
     torch is imported in here, so that the first progress is told before it, and so that a
     mistake in the settings or the model's configuration is told without it.
     """
+    try:
+        return _build(settings, progress, beat)
+    except DeviceOutOfMemoryError as error:  # somebody else took what was there a moment ago
+        raise StartError(f"memory ran out during the start: {error}") from error
+
+
+def _build(
+    settings: EngineSettings, progress: Callable[[Loading], None], beat: Callable[[], None]
+) -> BuiltRunner:
     source = resolve_model(settings.model)
     config = load_model_config(source)
     weights_dtype = "bfloat16" if settings.dtype == "auto" else settings.dtype
@@ -68,54 +81,68 @@ def build_runner(
     layout = KVLayout(
         config.layers, config.kv_heads, config.head_dim, settings.block_tokens, kv_dtype
     )
-    usable_blocks = pool_blocks(settings, layout, available_memory_bytes())
-    max_usable_blocks = largest_pool_blocks(settings, layout, usable_blocks)
-    max_context_tokens = context_tokens(settings, config, max_usable_blocks)
-    num_blocks = usable_blocks + 1
+    threads = settings.threads or usable_cores()
+    budget = MemoryBudget(
+        settings,
+        config,
+        layout,
+        WeightCopies(KVDtype(weights_dtype).itemsize, plain=True, packed=False),
+        StepMemory(config, kv_dtype.itemsize, threads),
+    )
+    budget.plan()
 
     wait_politely()
     progress(Loading("import", 0, 0, "modules"))
     from service.engine.torch_runner import ATTENTION_BACKEND, RunnerOptions, TorchRunner
     from service.models.torch_checkpoint import open_checkpoint
-    from service.models.torch_linear import choose_linear_mode
+    from service.models.torch_linear import LinearMode, choose_linear_mode
 
     checkpoint = open_checkpoint(source, config)
-    progress(Loading("kv pool", 0, usable_blocks, "blocks"))
-    arena = _allocate(layout, num_blocks, max_usable_blocks + 1)
-    progress(Loading("kv pool", usable_blocks, usable_blocks, "blocks"))
-    device = CpuDevice()
-    options = RunnerOptions(
-        weights_dtype=weights_dtype,
-        mode=choose_linear_mode(
-            weights_dtype,
-            settings.packed_weights,
-            packed_bytes=4 * config.parameters,
-            limit_bytes=int(_PACKED_SHARE * available_memory_bytes()),
-        ),
-        context_tokens=max_context_tokens,
-        threads=settings.threads or usable_cores(),
+    budget.look()
+    mode = choose_linear_mode(
+        weights_dtype,
+        settings.packed_weights,
+        packed_bytes=4 * config.parameters,
+        limit_bytes=int(_PACKED_SHARE * (budget.capacity_bytes - budget.runtime_bytes)),
     )
+    budget.copies = replace(
+        budget.copies, plain=mode is not LinearMode.PACKED, packed=mode is not LinearMode.PLAIN
+    )
+    plan = budget.plan()
+    device = CpuDevice(settings.device_memory_bytes, context_bytes=budget.runtime_bytes)
+    device.take(Owner.WEIGHTS, budget.weights_bytes(plan.context_tokens))
+    arena = _allocate(layout, plan.blocks + 1, plan.max_blocks + 1)
     runner = TorchRunner(
         config,
         checkpoint,
         arena,
         device,
-        options,
+        RunnerOptions(weights_dtype, mode, plan.context_tokens, threads),
         lambda done: progress(Loading("weights", done, config.layers, "layers")),
         beat,
     )
-    progress(Loading("warm-up", 0, 1, "tokens"))
-    _make_token(runner, config.bos_id or 0)
-    progress(Loading("warm-up", 1, 1, "tokens"))
-    device_arena = DeviceArena(arena, device, HEADROOM_BYTES)
+    progress(Loading("warm-up", 0, 2, "steps"))
+    token_id = config.bos_id or 0
+    _make_token(runner, null_batch(StepShape(1, 1, 1, 1), layout.block_tokens, token_id))
+    progress(Loading("warm-up", 1, 2, "steps"))
+    trial = trial_shape(config, largest_step(settings, plan.context_tokens))
+    runner.measure(null_batch(trial, layout.block_tokens, token_id), device.peak_bytes)
+    progress(Loading("warm-up", 2, 2, "steps"))
+
+    budget.step_memory = runner.step_memory
+    plan = budget.plan()
+    progress(Loading("kv pool", 0, plan.blocks, "blocks"))
+    arena.shrink(min(arena.num_blocks, plan.blocks + 1))
+    pool = DeviceArena(arena, device, headroom_bytes=budget.step_bytes(plan.context_tokens))
     device.promised_bytes = arena.promised_bytes
+    progress(Loading("kv pool", plan.blocks, plan.blocks, "blocks"))
     return BuiltRunner(
         runner=runner,
         layout=layout,
         device=device,
-        arena=device_arena,
-        num_blocks=num_blocks,
-        max_context_tokens=max_context_tokens,
+        arena=pool,
+        num_blocks=arena.num_blocks,
+        max_context_tokens=plan.context_tokens,
         vocab_size=config.vocab_size,
         fingerprint=Fingerprint(
             weights_identity(settings, source, weights_dtype), repr(config.rope), layout
@@ -146,18 +173,7 @@ def _allocate(layout: KVLayout, num_blocks: int, max_blocks: int) -> Arena:
         raise StartError(str(error)) from error
 
 
-def _make_token(runner: Runner, token_id: int) -> None:
-    """Computes one token in the null block, which no sequence ever reads."""
-    logits = runner.forward(
-        StepBatch(
-            token_ids=np.array([token_id], np.int32),
-            positions=np.array([0], np.int32),
-            slots=np.array([0], np.int64),
-            query_starts=np.array([0, 1], np.int32),
-            context_lens=np.array([1], np.int32),
-            block_tables=np.array([[0]], np.int32),
-            logit_rows=np.array([0], np.int32),
-        )
-    )
-    if not np.isfinite(logits).all():
+def _make_token(runner: Runner, batch: StepBatch) -> None:
+    """Computes a first token, and sees that it is one."""
+    if not np.isfinite(runner.forward(batch)).all():
         raise StartError("the model's first token has logits that are not finite: bad weights")

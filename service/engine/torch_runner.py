@@ -56,13 +56,12 @@ class TorchRunner:
         dtype: torch.dtype = getattr(torch, options.weights_dtype)
         pool_dtype: torch.dtype = getattr(torch, arena.layout.dtype.value)
         pool = torch.frombuffer(arena.buffer, dtype=pool_dtype)
-        attention = CpuAttention(
-            pool.view(arena.layout.shape(arena.max_blocks)), config.head_dim**-0.5
-        )
+        self._pool = pool.view(arena.layout.shape(arena.max_blocks))
+        self._scale = config.head_dim**-0.5
         loader = WeightLoader(config, checkpoint, dtype, options.mode)
         weights = loader.load(options.context_tokens, on_layer_loaded)
-        self._attention = attention
-        self._model = Llama(config, weights, attention, on_layer_computed)
+        self._attention = CpuAttention(self._pool, self._scale)
+        self._model = Llama(config, weights, self._attention, on_layer_computed)
         self._vocab_size = config.vocab_size
         self._device = device
         self._memory = StepMemory(config, pool.element_size(), options.threads)
@@ -71,22 +70,20 @@ class TorchRunner:
     def vocab_size(self) -> int:
         return self._vocab_size
 
+    @property
+    def step_memory(self) -> StepMemory:
+        """What steps take, as far as is known."""
+        return self._memory
+
     def step_bytes(self, tokens: int, logit_rows: int, context_tokens: int) -> int:
         sequences = min(tokens, max(1, logit_rows))
         return self._memory.step_bytes(StepShape(tokens, sequences, logit_rows, context_tokens))
 
     def forward(self, batch: StepBatch) -> NDArray[np.float32]:
-        claim_bytes = self._memory.step_bytes(
-            StepShape(
-                tokens=len(batch.token_ids),
-                sequences=len(batch.context_lens),
-                logit_rows=len(batch.logit_rows),
-                context_tokens=int(batch.context_lens.max()),
-            )
-        )
+        claim_bytes = self._memory.step_bytes(_shape_of(batch))
         self._device.take(Owner.ACTIVATIONS, claim_bytes)
         try:
-            return self._compute(batch)
+            return _compute(self._model, self._attention, batch)
         except (RuntimeError, MemoryError) as error:
             failure = device_error(error)
             if failure is None:
@@ -96,15 +93,38 @@ class TorchRunner:
         # Outside the block above: in it the traceback would keep every tensor of the step alive.
         raise failure
 
-    def _compute(self, batch: StepBatch) -> NDArray[np.float32]:
-        plan = self._attention.plan(
-            batch.slots, batch.query_starts, batch.context_lens, batch.block_tables
-        )
-        with torch.inference_mode():
-            logits: NDArray[np.float32] = self._model.forward(
-                torch.from_numpy(batch.token_ids),
-                torch.from_numpy(batch.positions),
-                plan,
-                torch.from_numpy(batch.logit_rows),
-            ).numpy()
-        return logits
+    def measure(
+        self, batch: StepBatch, peak_bytes: Callable[[Callable[[], object]], int | None]
+    ) -> int | None:
+        """What one layer takes at its peak for a step, and no later layer takes more.
+
+        `peak_bytes` tells it of any work, or None where that cannot be known. Where it is more
+        than `step_bytes` would say, that says more from now on.
+        """
+        attention = CpuAttention(self._pool, self._scale)  # what it keeps goes with it
+        model = self._model.one_layer(attention)
+        measured_bytes = peak_bytes(lambda: _compute(model, attention, batch))
+        if measured_bytes is not None:
+            self._memory = self._memory.corrected(_shape_of(batch), measured_bytes)
+        return measured_bytes
+
+
+def _compute(model: Llama, attention: CpuAttention, batch: StepBatch) -> NDArray[np.float32]:
+    plan = attention.plan(batch.slots, batch.query_starts, batch.context_lens, batch.block_tables)
+    with torch.inference_mode():
+        logits: NDArray[np.float32] = model.forward(
+            torch.from_numpy(batch.token_ids),
+            torch.from_numpy(batch.positions),
+            plan,
+            torch.from_numpy(batch.logit_rows),
+        ).numpy()
+    return logits
+
+
+def _shape_of(batch: StepBatch) -> StepShape:
+    return StepShape(
+        tokens=len(batch.token_ids),
+        sequences=len(batch.context_lens),
+        logit_rows=len(batch.logit_rows),
+        context_tokens=int(batch.context_lens.max()),
+    )

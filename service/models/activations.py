@@ -7,7 +7,8 @@ Layers come one after another, so that their number does not matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from service.models.config import ModelConfig
 
@@ -36,6 +37,7 @@ class StepMemory:
     config: ModelConfig
     kv_number_bytes: int  # of one number in the KV pool
     threads: int
+    factor: float = 1.0  # what a step has taken, measured, per byte of the bound, if more
 
     def step_bytes(self, shape: StepShape) -> int:
         """At most this many bytes are taken at any time of a step; monotonic in every number.
@@ -67,7 +69,12 @@ class StepMemory:
         scratch = gathered * (self.kv_number_bytes + _FLOAT32)
         operators = _OPERATOR_BYTES + self.threads * _THREAD_BYTES
         stays = _FLOAT32 * stream + _plan_bytes(shape) + scratch + operators
-        return stays + max(_FLOAT32 * attention, _FLOAT32 * mlp, logits)
+        return math.ceil(self.factor * (stays + max(_FLOAT32 * attention, _FLOAT32 * mlp, logits)))
+
+    def corrected(self, shape: StepShape, measured_bytes: int) -> StepMemory:
+        """The same, raised where a step of this shape has taken more than was said."""
+        excess = measured_bytes / self.step_bytes(shape)
+        return replace(self, factor=self.factor * max(1.0, excess))
 
 
 def most_padded_rows(rows: int) -> int:

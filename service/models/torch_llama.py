@@ -9,7 +9,7 @@ float32; a `Linear` answers in the type that suits its weights.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +88,11 @@ class Llama:
             x = x + _mlp(layer, rms_norm(x, layer.mlp_norm, eps))
             self._on_layer()
         return weights.head(rms_norm(x[logit_rows], weights.final_norm, eps)).float()
+
+    def one_layer(self, attention: CpuAttention) -> Llama:
+        """The first layer alone, between embedding and head, over the same weights."""
+        weights = replace(self._weights, layers=self._weights.layers[:1])
+        return Llama(self._config, weights, attention, self._on_layer)
 
     def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin for the fused rows of q, k and v, [T, heads + 2 * kv_heads, head_dim].

@@ -4,94 +4,256 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvcache import KVDtype, KVLayout
 from service.config import EngineSettings
 from service.engine.errors import StartError
 from service.engine.host import usable_cores
-from service.engine.sizing import context_tokens, largest_pool_blocks, pool_blocks
+from service.engine.sizing import Fit, MemoryTerms, PoolPlan, largest_step, plan_pool
+from service.models.activations import StepShape
 from service.models.config import ModelConfig, config_from_hf
 
-GIB = 1 << 30
+GIB, MIB = 1 << 30, 1 << 20
 LAYOUT = KVLayout(layers=2, kv_heads=4, head_dim=64, block_tokens=16, dtype=KVDtype.BFLOAT16)
-BLOCK_BYTES = 2 * 2 * 16 * 4 * 64 * 2
+BLOCK = 2 * 2 * 16 * 4 * 64 * 2
+# A process of 10 blocks, weights of 50 and 1 for every 1,000 tokens, steps of 20 and 2 for them.
+RUNTIME, WEIGHTS, STEP = 10 * BLOCK, 50 * BLOCK, 20 * BLOCK
+TOKEN = BLOCK // 1000
 
 
-@pytest.mark.parametrize(
-    ("settings", "available_bytes", "blocks"),
-    [
-        (EngineSettings(kv_blocks=7), GIB, 7),
-        (EngineSettings(kv_blocks=7), 8 * BLOCK_BYTES, 7),
-        (EngineSettings(kv_memory_bytes=100 * BLOCK_BYTES), GIB, 99),
-        (EngineSettings(kv_memory_bytes=101 * BLOCK_BYTES - 1), GIB, 99),
-        (EngineSettings(), 400 * BLOCK_BYTES, 99),  # a quarter, the null block included
-        (EngineSettings(), 100 * GIB, GIB // BLOCK_BYTES - 1),
-    ],
-)
-def test_pool_size(settings: EngineSettings, available_bytes: int, blocks: int) -> None:
-    assert LAYOUT.block_bytes == BLOCK_BYTES
-    assert pool_blocks(settings, LAYOUT, available_bytes) == blocks
-
-
-@pytest.mark.parametrize(
-    ("settings", "available_bytes", "message"),
-    [
-        (EngineSettings(kv_blocks=8), 9 * BLOCK_BYTES - 1, "kv_blocks = 8: the pool takes"),
-        (EngineSettings(kv_memory_bytes=2 * GIB), GIB, "kv_memory_bytes = 2147483648: the pool"),
-        (EngineSettings(), 7 * BLOCK_BYTES, "needs at least 65536 bytes"),
-    ],
-)
-def test_pools_that_cannot_be(settings: EngineSettings, available_bytes: int, message: str) -> None:
-    with pytest.raises(StartError, match=message):
-        pool_blocks(settings, LAYOUT, available_bytes)
-
-
-@pytest.mark.parametrize(
-    ("limit_bytes", "blocks"),
-    [(None, 40), (41 * BLOCK_BYTES, 40), (100 * BLOCK_BYTES, 99), (101 * BLOCK_BYTES - 1, 99)],
-)
-def test_the_size_that_a_pool_may_grow_to(limit_bytes: int | None, blocks: int) -> None:
-    settings = EngineSettings(kv_memory_max_bytes=limit_bytes)
-    assert largest_pool_blocks(settings, LAYOUT, 40) == blocks
-
-
-def test_a_pool_may_not_begin_larger_than_it_may_grow() -> None:
-    settings = EngineSettings(kv_memory_max_bytes=41 * BLOCK_BYTES - 1)
-    limit = f"kv_memory_max_bytes = {41 * BLOCK_BYTES - 1}: the pool takes {41 * BLOCK_BYTES} bytes"
-    with pytest.raises(StartError, match=limit):
-        largest_pool_blocks(settings, LAYOUT, 40)
-
-
-@pytest.fixture
-def model(tmp_path: Path) -> ModelConfig:
-    path = tmp_path / "config.json"
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    path = tmp_path_factory.mktemp("model") / "config.json"
     path.write_text(
         '{"model_type": "llama", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 64,'
-        ' "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 128}'
+        ' "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 8000}'
     )
     return config_from_hf(path)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "blocks", "tokens"), [(None, 100, 128), (None, 5, 80), (64, 100, 64), (80, 5, 80)]
-)
-def test_context_is_the_least_of_setting_model_and_pool(
-    model: ModelConfig, wanted: int | None, blocks: int, tokens: int
-) -> None:
-    assert context_tokens(EngineSettings(max_context_tokens=wanted), model, blocks) == tokens
+def terms_with(capacity_bytes: int, **changes: int) -> MemoryTerms:
+    weights, step = changes.get("weights", WEIGHTS), changes.get("step", STEP)
+    return MemoryTerms(
+        capacity_bytes=capacity_bytes,
+        runtime_bytes=RUNTIME,
+        weights_bytes=lambda tokens: weights + TOKEN * tokens,
+        step_bytes=lambda tokens: step + 2 * TOKEN * tokens,
+    )
 
 
-@pytest.mark.parametrize(
-    ("wanted", "blocks", "message"),
-    [(129, 100, "the model's limit is 128"), (81, 5, "pool of 5 blocks holds 80 tokens")],
-)
-def test_contexts_that_cannot_be(
-    model: ModelConfig, wanted: int, blocks: int, message: str
+def wanted_bytes(blocks: int, tokens: int) -> int:
+    """All terms, of a pool of some blocks and a context."""
+    return RUNTIME + WEIGHTS + STEP + 3 * TOKEN * tokens + (blocks + 1) * BLOCK
+
+
+def device(capacity_bytes: int, **settings: Any) -> EngineSettings:
+    """Settings for a device of this size that may be filled up, unless told otherwise."""
+    chosen = {"gpu_memory_utilization": 1.0, **settings}
+    return EngineSettings(device_memory_bytes=max(64 * MIB, capacity_bytes), **chosen)
+
+
+def plan(model: ModelConfig, settings: EngineSettings, capacity_bytes: int) -> PoolPlan:
+    return plan_pool(settings, model, LAYOUT, terms_with(capacity_bytes))
+
+
+class TestWithoutADevice:
+    """The size comes from a setting, or is a share of what the host has."""
+
+    @pytest.mark.parametrize(
+        ("settings", "capacity_bytes", "blocks"),
+        [
+            (EngineSettings(kv_blocks=7), GIB, 7),
+            (EngineSettings(kv_blocks=7), wanted_bytes(7, 7 * 16), 7),
+            (EngineSettings(kv_memory_bytes=100 * BLOCK), GIB, 99),
+            (EngineSettings(kv_memory_bytes=101 * BLOCK - 1), GIB, 99),
+            (EngineSettings(), RUNTIME + 4000 * BLOCK, 999),  # a quarter, null block included
+            (EngineSettings(), 100 * GIB, GIB // BLOCK - 1),
+            (EngineSettings(), wanted_bytes(20, 20 * 16), 20),  # a quarter would be more
+        ],
+    )
+    def test_blocks(
+        self, model: ModelConfig, settings: EngineSettings, capacity_bytes: int, blocks: int
+    ) -> None:
+        chosen = plan(model, settings, capacity_bytes)
+        assert (chosen.blocks, chosen.max_blocks) == (blocks, blocks)
+
+    @pytest.mark.parametrize(
+        ("limit_bytes", "blocks"), [(41 * BLOCK, 40), (100 * BLOCK, 99), (101 * BLOCK - 1, 99)]
+    )
+    def test_the_size_that_a_pool_may_grow_to(
+        self, model: ModelConfig, limit_bytes: int, blocks: int
+    ) -> None:
+        settings = EngineSettings(kv_blocks=40, kv_memory_max_bytes=limit_bytes)
+        assert plan(model, settings, GIB) == PoolPlan(40, blocks, blocks * 16)
+
+    def test_a_pool_may_not_begin_larger_than_it_may_grow(self, model: ModelConfig) -> None:
+        settings = EngineSettings(kv_blocks=40, kv_memory_max_bytes=41 * BLOCK - 1)
+        limit = f"kv_memory_max_bytes = {41 * BLOCK - 1}: the pool takes {41 * BLOCK} bytes"
+        with pytest.raises(StartError, match=limit):
+            plan(model, settings, GIB)
+
+    @pytest.mark.parametrize(
+        ("wanted", "blocks", "tokens"),
+        [(None, 600, 8000), (None, 5, 80), (64, 100, 64), (80, 5, 80)],
+    )
+    def test_context_is_the_least_of_setting_model_and_pool(
+        self, model: ModelConfig, wanted: int | None, blocks: int, tokens: int
+    ) -> None:
+        settings = EngineSettings(max_context_tokens=wanted, kv_blocks=blocks)
+        assert plan(model, settings, GIB).context_tokens == tokens
+
+    @pytest.mark.parametrize(
+        ("wanted", "blocks", "message"),
+        [
+            (8001, 600, "the model's limit is 8000"),
+            (81, 5, "pool of 5 blocks holds 80 tokens. The largest context that would fit is 8000"),
+        ],
+    )
+    def test_contexts_that_cannot_be(
+        self, model: ModelConfig, wanted: int, blocks: int, message: str
+    ) -> None:
+        settings = EngineSettings(max_context_tokens=wanted, kv_blocks=blocks)
+        with pytest.raises(StartError, match=f"max_context_tokens = {wanted}: .*{message}"):
+            plan(model, settings, GIB)
+
+
+class TestOnADevice:
+    """The pool gets what the rest leaves."""
+
+    def test_the_pool_takes_all_but_the_terms_and_not_a_block_more(
+        self, model: ModelConfig
+    ) -> None:
+        capacity_bytes = wanted_bytes(200, 200 * 16)
+        assert plan(model, device(capacity_bytes), capacity_bytes).blocks == 200
+        assert plan(model, device(capacity_bytes), capacity_bytes - 1).blocks == 199
+
+    def test_a_share_of_the_device_is_filled_and_the_pool_may_grow_to_all_of_it(
+        self, model: ModelConfig
+    ) -> None:
+        capacity_bytes = wanted_bytes(200, 200 * 16)
+        used_bytes = wanted_bytes(90, 90 * 16)
+        settings = device(capacity_bytes, gpu_memory_utilization=(used_bytes + 1) / capacity_bytes)
+        assert plan(model, settings, capacity_bytes) == PoolPlan(90, 200, 200 * 16)
+
+    def test_a_limit_of_the_pool_bounds_start_and_growth(self, model: ModelConfig) -> None:
+        settings = device(GIB, kv_memory_max_bytes=51 * BLOCK)
+        assert plan(model, settings, GIB) == PoolPlan(50, 50, 800)
+
+    def test_a_pool_that_was_asked_for_may_fill_the_device_to_the_last_byte(
+        self, model: ModelConfig
+    ) -> None:
+        settings = device(GIB, kv_blocks=200, gpu_memory_utilization=0.5)
+        capacity_bytes = wanted_bytes(200, 200 * 16)
+        assert plan(model, settings, capacity_bytes).blocks == 200
+        with pytest.raises(StartError, match="kv_blocks = 200: the pool takes"):
+            plan(model, settings, capacity_bytes - 1)
+
+    def test_a_context_that_was_asked_for_is_paid_for_from_the_start(
+        self, model: ModelConfig
+    ) -> None:
+        settings = device(GIB, max_context_tokens=3200)
+        capacity_bytes = wanted_bytes(250, 3200)
+        assert plan(model, settings, capacity_bytes) == PoolPlan(250, 250, 3200)
+
+    def test_a_context_that_the_pool_cannot_hold_is_refused_with_the_one_that_it_can(
+        self, model: ModelConfig
+    ) -> None:
+        capacity_bytes = wanted_bytes(100, 1600)
+        settings = device(GIB, max_context_tokens=2000)
+        with pytest.raises(StartError, match="largest context that would fit is 1600 tokens"):
+            plan(model, settings, capacity_bytes)
+        assert plan(model, device(GIB, max_context_tokens=1600), capacity_bytes).blocks == 100
+
+    def test_an_error_states_every_term_and_the_context_that_would_fit(
+        self, model: ModelConfig
+    ) -> None:
+        capacity_bytes = wanted_bytes(30, 480)
+        with pytest.raises(StartError) as caught:
+            plan(model, device(GIB, kv_blocks=31), capacity_bytes)
+        assert str(caught.value) == (
+            f"kv_blocks = 31: the pool takes {32 * BLOCK} bytes (the null block and 31 of 16 "
+            f"tokens), the weights {WEIGHTS + TOKEN * 496}, the largest step "
+            f"{STEP + 2 * TOKEN * 496}, the process itself {RUNTIME}: {wanted_bytes(31, 496)} "
+            f"bytes are wanted, {capacity_bytes} may be taken. The largest context that would "
+            "fit is 480 tokens"
+        )
+
+    def test_where_nothing_fits_the_error_says_so(self, model: ModelConfig) -> None:
+        with pytest.raises(StartError, match="Not even a context of one token would fit") as caught:
+            plan(model, device(GIB), wanted_bytes(1, 1) - 1)
+        assert f"device_memory_bytes = {GIB}, gpu_memory_utilization = 1: " in str(caught.value)
+
+
+capacities = st.integers(0, 4000 * BLOCK)
+contexts = st.none() | st.integers(2, 8000)
+
+
+@given(capacity_bytes=capacities, wanted=contexts)
+def test_what_fits_with_n_blocks_fits_with_every_smaller_number(
+    model: ModelConfig, capacity_bytes: int, wanted: int | None
 ) -> None:
-    with pytest.raises(StartError, match=f"max_context_tokens = {wanted}: .*{message}"):
-        context_tokens(EngineSettings(max_context_tokens=wanted), model, blocks)
+    fit = Fit(8000, wanted, LAYOUT, terms_with(capacity_bytes))
+    most = fit.most_blocks(capacity_bytes)
+    tokens = fit.context_tokens(max(1, most))
+    assert most == 0 or wanted_bytes(most, tokens) <= capacity_bytes
+    assert wanted_bytes(most + 1, fit.context_tokens(most + 1)) > capacity_bytes
+    for blocks in {1, most // 3, most - 1, most, most + 1, most + 100} - {0, -1}:
+        settings = device(GIB, kv_blocks=blocks, max_context_tokens=wanted)
+        if wanted is not None and wanted > most * 16:
+            with pytest.raises(StartError, match=r"largest context|Not even"):
+                plan(model, settings, capacity_bytes)
+        elif blocks <= most:
+            assert plan(model, settings, capacity_bytes).blocks == blocks
+        else:
+            with pytest.raises(StartError, match=f"kv_blocks = {blocks}: the pool takes"):
+                plan(model, settings, capacity_bytes)
+
+
+@given(
+    capacity_bytes=capacities,
+    more_bytes=st.integers(0, 100 * BLOCK),
+    wanted=contexts,
+    share=st.floats(0.1, 1.0),
+)
+def test_more_memory_never_makes_anything_smaller(
+    model: ModelConfig, capacity_bytes: int, more_bytes: int, wanted: int | None, share: float
+) -> None:
+    settings = device(GIB, max_context_tokens=wanted, gpu_memory_utilization=share)
+    try:
+        less = plan(model, settings, capacity_bytes)
+    except StartError:
+        return
+    more = plan(model, settings, capacity_bytes + more_bytes)
+    assert more.blocks >= less.blocks
+    assert more.max_blocks >= less.max_blocks
+    assert more.context_tokens >= less.context_tokens
+
+
+@given(capacity_bytes=capacities)
+def test_the_largest_context_fits_and_one_token_more_does_not(
+    model: ModelConfig, capacity_bytes: int
+) -> None:
+    fit = Fit(8000, None, LAYOUT, terms_with(capacity_bytes))
+    tokens = fit.largest_context_tokens(capacity_bytes)
+    settings = [device(GIB, max_context_tokens=n) for n in (tokens, tokens + 1) if 2 <= n <= 8000]
+    for chosen in settings:
+        if chosen.max_context_tokens == tokens:
+            assert plan(model, chosen, capacity_bytes).context_tokens == tokens
+        else:
+            with pytest.raises(StartError):
+                plan(model, chosen, capacity_bytes)
+
+
+def test_the_largest_step_is_bounded_by_every_setting() -> None:
+    settings = EngineSettings(max_step_tokens=100, max_running_sequences=30, prompt_logprob_rows=20)
+    assert largest_step(settings, 500) == StepShape(100, 30, 50, 500)
+    narrow = EngineSettings(max_step_tokens=25, max_running_sequences=30, prompt_logprob_rows=20)
+    assert largest_step(narrow, 500) == StepShape(25, 25, 25, 500)
 
 
 def machine(folder: Path, **files: str) -> Path:
