@@ -119,8 +119,8 @@ class Fit:
         wanted_bytes = self._beside_pool_bytes(tokens) + pool_bytes
         return (
             f"the pool takes {pool_bytes} bytes (the null block and {blocks} of "
-            f"{self.layout.block_tokens} tokens), the weights {terms.weights_bytes(tokens)}, the largest "
-            f"step {terms.step_bytes(tokens)}, the process itself {terms.runtime_bytes}: "
+            f"{self.layout.block_tokens} tokens), the weights {terms.weights_bytes(tokens)}, the "
+            f"largest step {terms.step_bytes(tokens)}, the process itself {terms.runtime_bytes}: "
             f"{wanted_bytes} bytes are wanted, {budget_bytes} may be taken. "
             f"{self.explain_context(budget_bytes)}"
         )
