@@ -23,7 +23,7 @@ from scripted_engine import COUNT
 
 from kvcache.pressure import PressureLevel
 from service.engine.figures import EngineStats, Incident, OomRung
-from service.engine.messages import IncidentReport, SequenceSpec
+from service.engine.messages import Exhausted, IncidentReport, SequenceSpec
 
 TROUBLE = 1100
 
@@ -36,6 +36,8 @@ class Trouble(enum.IntEnum):
     DEVICE_LOST = 2
     CRITICAL = 3  # until that token is there
     STORM = 4  # all rungs, ten times
+    EXHAUSTED = 5  # the last rung: this sequence does not even fit alone
+    STRANGERS = 6  # a rung of sequences that the front does not know
 
 
 class Ending(enum.IntEnum):
@@ -72,14 +74,20 @@ class TroubledEngine(scripted_engine.Engine):
             sequence = self._sequences.get(sequence_id)
             if sequence is not None and len(sequence.outputs) == index:
                 del self._troubles[sequence_id]
-                self._suffer(Trouble(trouble))
+                self._suffer(Trouble(trouble), sequence_id)
                 self._end(Ending(ending))
         super()._step()
 
-    def _suffer(self, trouble: Trouble) -> None:
+    def _suffer(self, trouble: Trouble, sequence_id: int) -> None:
         match trouble:
             case Trouble.RUNG:
                 self._tell("oom", OomRung.RETRY)
+            case Trouble.STRANGERS:
+                self._tell("oom", OomRung.REQUEUE, [10**9, 10**9 + 1])
+            case Trouble.EXHAUSTED:
+                self._tell("oom", OomRung.FAIL, [sequence_id])
+                del self._sequences[sequence_id]
+                self._report.exhausted.append(Exhausted(sequence_id, 4096, 7, 1000))
             case Trouble.STORM:
                 for _ in range(10):
                     for rung in OomRung:
@@ -89,13 +97,13 @@ class TroubledEngine(scripted_engine.Engine):
             case Trouble.CRITICAL:
                 self._level = PressureLevel.CRITICAL
 
-    def _tell(self, kind: str, rung: OomRung | None) -> None:
+    def _tell(self, kind: str, rung: OomRung | None, batch: list[int] | None = None) -> None:
         incident = Incident(
             kind=kind,
             cause=f"{kind} as ordered",
             rung=rung,
             wanted_bytes=0 if rung is None else 4096,
-            sequence_ids=list(self._sequences),
+            sequence_ids=list(self._sequences) if batch is None else batch,
             step_tokens=64,
             vitals=vitals(taken_seconds=time.monotonic(), device_free_bytes=7),
         )
