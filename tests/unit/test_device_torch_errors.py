@@ -1,0 +1,93 @@
+"""Which exceptions of torch mean that memory ran out, which that the device is lost."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+
+from service.device.errors import DeviceLostError, DeviceOutOfMemoryError
+from service.device.owner import Owner
+from service.device.torch_errors import device_error
+
+
+def test_the_cpu_allocator_itself() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    error = device_error(caught.value)
+    assert isinstance(error, DeviceOutOfMemoryError)
+    assert (error.owner, error.wanted_bytes) == (Owner.ACTIVATIONS, 1 << 60)
+    assert (error.free_bytes, error.total_bytes) == (None, None)
+
+
+GPU_TEXT = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.15 GiB of "
+    "which 1.20 GiB is free. Process 17 has 70.00 GiB memory in use."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted_bytes"),
+    [
+        (torch.OutOfMemoryError(GPU_TEXT), 5 << 29),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), 20 << 20),
+        (torch.OutOfMemoryError("no figure"), 0),
+        (MemoryError(), 0),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), 0),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), 0),
+    ],
+)
+def test_out_of_memory(error: BaseException, wanted_bytes: int) -> None:
+    translated = device_error(error)
+    assert isinstance(translated, DeviceOutOfMemoryError)
+    assert translated.wanted_bytes == wanted_bytes
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore"),
+        RuntimeError("CUDA error: device-side assert triggered\nmore"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`\n."),
+    ],
+)
+def test_a_lost_device(error: BaseException) -> None:
+    translated = device_error(error)
+    assert isinstance(translated, DeviceLostError)
+    assert translated.cause == str(error).splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        ValueError("CUDA error is a part of this text"),
+        KeyError("x"),
+    ],
+)
+def test_anything_else_is_a_fault_of_the_program(error: BaseException) -> None:
+    assert device_error(error) is None
+
+
+def test_a_translated_error_keeps_no_tensor_alive() -> None:
+    def fail() -> weakref.ref[torch.Tensor]:
+        tensor = torch.zeros(10)
+        alive.append(weakref.ref(tensor))
+        torch.empty(1 << 60, dtype=torch.uint8)
+        return alive[0]
+
+    alive: list[weakref.ref[torch.Tensor]] = []
+    failure = None
+    try:
+        fail()
+    except RuntimeError as error:
+        failure = device_error(error)
+    gc.disable()
+    try:
+        assert failure is not None
+        assert failure.__context__ is None
+        assert alive[0]() is None, "without the garbage collector"
+    finally:
+        gc.enable()
