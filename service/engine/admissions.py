@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeGuard
 
 from kvcache import Admission, AdmissionRequest, CacheManager, Fits, NeverFits, NotNow
 from service.engine.policy import SchedulerLimits, StepBudget
@@ -35,23 +36,39 @@ class Admissions:
         # fit: steps of pure decoding do not ask again.
         self._may_change = True
         self._pool_blocks = manager.usable_blocks  # that are counted with
+        self._reach_blocks = manager.usable_blocks  # that the pool may have again
         self._pool_shrinks = False
 
     def note_change(self) -> None:
         """Something was released, computed, queued or preempted: ask again."""
         self._may_change = True
 
-    def set_pool(self, usable_blocks: int, headroom_blocks: int) -> None:
+    def set_pool(self, usable_blocks: int, headroom_blocks: int, reach_blocks: int) -> None:
         """Counts with a pool of `usable_blocks` from now on, see `Scheduler.set_pool`."""
         self._limits = replace(self._limits, headroom_blocks=headroom_blocks)
-        self._pool_shrinks |= usable_blocks < self._pool_blocks
+        self._pool_shrinks |= usable_blocks < self._pool_blocks or reach_blocks < self._reach_blocks
         self._pool_blocks = usable_blocks
+        self._reach_blocks = reach_blocks
         self._may_change = True
 
     @property
     def excess_blocks(self) -> int:
         """Blocks that are there and will not be when the pool has shrunk."""
         return max(0, self._manager.usable_blocks - self._pool_blocks)
+
+    @property
+    def pool_may_grow(self) -> bool:
+        """Whether the pool is smaller than it may be again without an order."""
+        return self._reach_blocks > self._manager.usable_blocks
+
+    def may_fit_later(self, needed_blocks: int, limit_blocks: int) -> bool:
+        """Whether what may have `limit_blocks` now may have `needed_blocks` of a pool as large
+        as it may be again. Limits are shares of the pool.
+        """
+        if not self.pool_may_grow:
+            return False
+        reached_blocks = -(-limit_blocks * self._reach_blocks // self._manager.usable_blocks)
+        return needed_blocks <= reached_blocks
 
     def admit(self, budget: StepBudget, plan: StepPlan, now_seconds: float, *, one: bool) -> None:
         """Admits from the queue into a plan in which nobody was preempted; `one`: at most one.
@@ -83,9 +100,9 @@ class Admissions:
                 sequence, answer, budget, plan, now_seconds
             ):
                 answer = self._manager.admit(request)
-            if isinstance(answer, NeverFits):
+            if self._never_fits(answer):
                 self._turn_away(sequence, answer, plan)
-            elif isinstance(answer, NotNow) or self._is_full:
+            elif isinstance(answer, NotNow | NeverFits) or self._is_full:
                 too_big.append(sequence)
             else:
                 self._start(sequence, answer, budget, plan, now_seconds)
@@ -104,7 +121,7 @@ class Admissions:
         for sequence in self._waiting:
             request = self._waiting.request(sequence, self._headroom_blocks)
             answer = self._manager.admit(request)
-            if isinstance(answer, NeverFits):
+            if self._never_fits(answer):
                 self._turn_away(sequence, answer, plan)
         self._pool_shrinks = False
 
@@ -112,6 +129,13 @@ class Admissions:
     def _headroom_blocks(self) -> int:
         """What an admission leaves to the growth of running sequences."""
         return self._limits.headroom_blocks + self.excess_blocks
+
+    def _never_fits(self, answer: Admission) -> TypeGuard[NeverFits]:
+        """Whether not even the largest pool that may come again would do."""
+        if not isinstance(answer, NeverFits):
+            return False
+        limit_blocks = answer.limit_tokens // self._manager.block_tokens
+        return not self.may_fit_later(answer.needed_blocks, limit_blocks)
 
     def _outgrows_new_pool(self, sequence: Sequence) -> bool:
         """Whether it is to be refused when a smaller pool is in force, if it ever is."""

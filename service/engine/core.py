@@ -90,7 +90,14 @@ class EngineCore:
         growth = Growth(manager, self._scheduler, self._meter, max_context_tokens)
         self._live = LiveSequences(growth.learn)
         self._harvester = Harvester(manager, self._scheduler, self._live, max_context_tokens)
-        self._resizer = PoolResizer(manager, memory, self._scheduler, tenancy, settings.load_line)
+        self._resizer = PoolResizer(
+            manager,
+            memory,
+            self._scheduler,
+            tenancy,
+            settings.load_line,
+            settings.pool_wait_seconds,
+        )
         self._ladder = OomLadder(settings.max_step_tokens)
         self._watch = MemoryWatch(
             device,

@@ -13,12 +13,12 @@ that is in force, and the rest of it when the governor lets go.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Protocol
 
 from kvcache import CacheManager, KVLayout
 from kvcache.errors import MemoryShortError, PoolInUseError
+from service.engine.drought import Drought
 from service.engine.messages import MemoryShortage, Resize, Resized, ShrinkPolicy
 from service.engine.policy import headroom_blocks
 from service.engine.scheduler import Scheduler
@@ -28,7 +28,6 @@ from service.engine.tenancy import Tenancy
 CHUNK_BYTES = 64 << 20
 # Of the largest pool: what one step may give back for the governor, if that is more.
 _GOVERNED_PARTS = 16
-_SHORT_SECONDS = 1.0  # between two tries to grow without an order
 
 
 class ElasticMemory(Protocol):
@@ -80,8 +79,12 @@ class PoolResizer:
         scheduler: Scheduler,
         tenancy: Tenancy,
         load_line: float,
+        wait_seconds: float,
     ) -> None:
-        """`load_line` is the setting of this name; it moves with the size of the pool."""
+        """`load_line` is the setting of this name; it moves with the size of the pool.
+
+        `wait_seconds` is the setting pool_wait_seconds.
+        """
         self._manager = manager
         self._memory = memory
         self._scheduler = scheduler
@@ -92,7 +95,7 @@ class PoolResizer:
         self._answers: list[Resized] = []
         self._ceiling = memory.num_blocks  # with the null block, as all below
         self._goal: int | None = None  # None: the governor lets the pool have its ceiling
-        self._short_seconds = -math.inf  # when growing found no memory
+        self._drought = Drought(wait_seconds)
 
     @property
     def is_active(self) -> bool:
@@ -101,8 +104,13 @@ class PoolResizer:
 
     @property
     def ceiling_blocks(self) -> int:
-        """Usable blocks that were ordered: the pool has as many, or the governor's goal."""
-        return (self._order.num_blocks if self._order else self._ceiling) - 1
+        """Usable blocks that the pool may have at present, if the governor lets it.
+
+        As many as were ordered; but as many as there are while an order waits for others.
+        """
+        if self._waits_for_others:
+            return max(self._wanted, self._memory.num_blocks) - 1
+        return self._wanted - 1
 
     def take_answers(self) -> list[Resized]:
         """What has ended since the last call, oldest first."""
@@ -132,13 +140,14 @@ class PoolResizer:
         """Bounds the pool to so many usable blocks; the ceiling or more: lets go of it.
 
         The next steps do it, at the cost of running sequences if need be. Growing that finds no
-        memory is tried again, no more often than every second.
+        memory is tried again now and then.
         """
-        before = self._target
+        before = self._target, self._reach_blocks
         self._goal = max(1, goal_blocks) + 1 if goal_blocks < self.ceiling_blocks else None
-        if now_seconds - self._short_seconds >= _SHORT_SECONDS:
-            self._short_seconds = -math.inf
-        if self._target != before:
+        if self._target <= self._memory.num_blocks:
+            self._drought.end()
+        self._drought.note_time(now_seconds)
+        if (self._target, self._reach_blocks) != before:
             self._set_admission()
 
     def give_back(self, blocks: int, now_seconds: float) -> int:
@@ -175,16 +184,25 @@ class PoolResizer:
             self._end(now_seconds)
 
     @property
+    def _wanted(self) -> int:
+        """The size that was ordered."""
+        return self._ceiling if self._order is None else self._order.num_blocks
+
+    @property
     def _target(self) -> int:
         """The size that the pool is to have now."""
-        wanted = self.ceiling_blocks + 1
-        return wanted if self._goal is None else min(wanted, self._goal)
+        return self._wanted if self._goal is None else min(self._wanted, self._goal)
+
+    @property
+    def _reach_blocks(self) -> int:
+        """Usable blocks that the pool may have without another order."""
+        return self._manager.usable_blocks if self._drought.is_lasting else self._wanted - 1
 
     @property
     def _is_off_goal(self) -> bool:
         """Whether another chunk may help."""
         size = self._memory.num_blocks
-        return self._target < size or (self._target > size and self._short_seconds == -math.inf)
+        return self._target < size or (self._target > size and not self._drought.is_resting)
 
     @property
     def _waits_for_others(self) -> bool:
@@ -192,18 +210,37 @@ class PoolResizer:
         return self._order is not None and self._order.policy is ShrinkPolicy.WAIT
 
     def _grow(self, target: int, now_seconds: float) -> None:
-        if self._order is None and self._short_seconds != -math.inf:
+        order = self._order
+        if order is None and self._drought.is_resting:
             return
         goal = min(target, self._memory.num_blocks + self._chunk_blocks)
         try:
             self._memory.grow(goal)
         except MemoryShortError as error:  # somebody else took it since this was decided
-            self._short_seconds = now_seconds
-            if self._order is not None:
-                self._order.shortage = _shortage(error)
+            self._drought.note_failure(now_seconds)
+            if order is not None:
+                order.shortage = _shortage(error)
+            else:
+                self._grow_by(error.available_bytes - error.headroom_bytes)
             return
-        self._manager.resize(goal)
-        self._tenancy.fit(goal - 1)
+        self._drought.end()
+        self._take_in()
+
+    def _grow_by(self, size_bytes: int) -> None:
+        """Takes what is left, where all of it was too much."""
+        blocks = size_bytes // self._memory.layout.block_bytes
+        if blocks <= 0:
+            return
+        try:
+            self._memory.grow(self._memory.num_blocks + blocks)
+        except MemoryShortError:
+            return  # gone in this moment; the next try comes anyway
+        self._take_in()
+
+    def _take_in(self) -> None:
+        """Hands out the blocks that the memory has grown by."""
+        self._manager.resize(self._memory.num_blocks)
+        self._tenancy.fit(self._memory.num_blocks - 1)
         self._set_admission()
 
     def _shrink(self, target: int, now_seconds: float, *, may_preempt: bool) -> None:
@@ -224,7 +261,9 @@ class PoolResizer:
     def _set_admission(self) -> None:
         """Admission counts with what there is, or with what will be left of it."""
         usable_blocks = min(self._manager.usable_blocks, self._target - 1)
-        self._scheduler.set_pool(usable_blocks, headroom_blocks(usable_blocks, self._load_line))
+        self._scheduler.set_pool(
+            usable_blocks, headroom_blocks(usable_blocks, self._load_line), self._reach_blocks
+        )
 
     def _make_room(self, target: int, now_seconds: float, *, may_preempt: bool) -> bool:
         """Whether all that is in use fits `target`, or nobody runs who could give way."""
@@ -245,7 +284,7 @@ class PoolResizer:
         order = self._order
         if order is None:
             return
-        in_force = self._memory.num_blocks == self._target
+        in_force = self._memory.num_blocks == self._target and order.shortage is None
         # What is not in force by now does not go on behind the caller's back.
         reached = max(self._memory.num_blocks, min(self._ceiling, order.num_blocks))
         self._ceiling = order.num_blocks if in_force else reached

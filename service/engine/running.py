@@ -58,6 +58,10 @@ class RunningSequences:
             victims.append(victim)
         return victims
 
+    def preempt_one(self, sequence: Sequence, now_seconds: float) -> None:
+        """Takes its blocks; what is published of them can be hit when it comes back."""
+        self._take(sequence, now_seconds, keep_blocks=0, is_swapped=False)
+
     def preempt_all_but_one(self, now_seconds: float) -> int:
         """Takes the blocks of all but the first of the highest rank; answers of how many."""
         if not self._sequences:

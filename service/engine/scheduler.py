@@ -128,13 +128,14 @@ class Scheduler:
             self._pace = pace
             self._admissions.note_change()
 
-    def set_pool(self, usable_blocks: int, headroom_blocks: int) -> None:
+    def set_pool(self, usable_blocks: int, headroom_blocks: int, reach_blocks: int) -> None:
         """Admission counts with a pool of `usable_blocks` from now on.
 
         That is less than the manager has while the pool is to shrink. What can never run in
-        a pool of the new size is answered when it is in force.
+        a pool of the new size is answered when it is in force; but what a pool of
+        `reach_blocks` has room for waits, since the pool may grow to that again by itself.
         """
-        self._admissions.set_pool(usable_blocks, headroom_blocks)
+        self._admissions.set_pool(usable_blocks, headroom_blocks, reach_blocks)
 
     def make_room(self, blocks: int, now_seconds: float) -> int:
         """Preempts running sequences for a pool that is to be `blocks` smaller.
@@ -214,10 +215,20 @@ class Scheduler:
                 if preemption is not None:
                     self._preempt(preemption, plan, now_seconds)
                 elif not self._tiers.give_up_loads():
-                    plan.evicted.append(sequence)
+                    self._outgrown(sequence, plan, now_seconds)
                     break
         for sequence in plan.evicted:
             self.remove(sequence)
+
+    def _outgrown(self, sequence: Sequence, plan: StepPlan, now_seconds: float) -> None:
+        """Nobody can give it a block: it waits for the pool to grow again, or ends here."""
+        needed_blocks = -(-sequence.num_tokens // self._manager.block_tokens)
+        if self._admissions.may_fit_later(needed_blocks, needed_blocks - 1):
+            self._running.preempt_one(sequence, now_seconds)
+            plan.preempted.append(sequence)
+            self._admissions.note_change()
+        else:
+            plan.evicted.append(sequence)
 
     def _preempt(self, preemption: PreemptionPlan, plan: StepPlan, now_seconds: float) -> None:
         plan.preempted.extend(self._running.preempt(preemption, now_seconds))
@@ -227,13 +238,18 @@ class Scheduler:
         """Raises NoProgress after some empty steps, unless something is to end by itself."""
         if not plan.is_empty or not self.has_work:
             self._empty_steps = 0
-        elif self._admissions.excess_blocks > 0 or self._tiers.is_loading or self._is_pinned:
+        elif self._pool_changes or self._tiers.is_loading or self._is_pinned:
             self._empty_steps = 0
             self._admissions.note_change()  # an unpinned block tells nobody
         else:
             self._empty_steps += 1
         if self._empty_steps >= _MAX_EMPTY_STEPS:
             raise NoProgress(self._empty_steps, self._running.all(), list(self._waiting))
+
+    @property
+    def _pool_changes(self) -> bool:
+        """Whether it is on its way to another size, or may be."""
+        return self._admissions.excess_blocks > 0 or self._admissions.pool_may_grow
 
     @property
     def _is_pinned(self) -> bool:
