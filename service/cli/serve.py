@@ -77,6 +77,11 @@ def run(arguments: argparse.Namespace) -> int:
         except (BindError, EngineFailed, ModelFileError) as error:
             write_termination_log(Path(settings.termination_log), str(error))
             raise CommandError(str(error)) from error
+        except Exception as error:
+            write_termination_log(
+                Path(settings.termination_log), f"{type(error).__name__}: {error}"
+            )
+            raise
     return 0
 
 

@@ -124,8 +124,8 @@ class FlightWriter:
                 self._facts = replace(self._facts, last_time=newest.time, last_cause=newest.cause)
         if newest is None:
             return
-        _log.warning(
-            "flight records of earlier",
+        _log.info(
+            "flight records of earlier servers",
             folder=str(self._folder.path),
             records=records,
             last_time=newest.time.isoformat(),

@@ -287,3 +287,30 @@ def test_a_killed_front_leaves_whole_records(tmp_path: Path) -> None:
     rows = [row for row in json.loads(listed.stdout) if row["file"] != "engine.jsonl"]
     assert rows
     assert all(row["problem"] is None for row in rows)
+
+
+DEFECTIVE = """
+    import sys
+    import service.api.server
+    from service.cli import main
+
+    def run(*_):
+        raise RuntimeError("a mistake of ours")
+
+    service.api.server.run = run
+    main(["serve", "--termination-log", sys.argv[1]])
+"""
+
+
+def test_a_mistake_of_ours_is_in_the_termination_log_too(tmp_path: Path) -> None:
+    log = tmp_path / "termination-log"
+    log.touch()
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(DEFECTIVE), str(log)],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert log.read_text() == "RuntimeError: a mistake of ours"
+    assert ended.stderr.splitlines()[-1] == log.read_text()
