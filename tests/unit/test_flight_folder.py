@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -105,6 +106,25 @@ def test_a_name_that_another_server_is_writing_is_left_to_it(folder: FlightFolde
     (folder.path / theirs.part).write_bytes(b"half")
     assert folder.write(flight_record(), 0).serial == 1
     assert (folder.path / theirs.part).read_bytes() == b"half"
+
+
+def test_servers_that_write_and_prune_at_once_lose_nothing_they_keep(folder: FlightFolder) -> None:
+    """Four servers with one process id, records of one moment, and a limit that they share."""
+    written: list[RecordName] = []
+
+    def serve(server: int) -> None:
+        own = FlightFolder(folder.path)
+        for number in range(20):
+            written.append(own.write(flight_record(cause=f"{server}/{number}"), 0))
+            own.prune(60)
+
+    with ThreadPoolExecutor(4) as servers:
+        list(servers.map(serve, range(4)))
+    assert len(folder.names()) == 60
+    assert len(written) == 80
+    causes = {entry.headline.cause for entry in folder.entries() if entry.headline is not None}
+    assert len(causes) == 60
+    assert files(folder) == {str(name) for name in folder.names()}
 
 
 @pytest.mark.parametrize("call", ["fsync", "rename"])
