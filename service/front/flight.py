@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import functools
-import importlib.metadata
 import os
-import platform
-import re
 import time
 from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 from itertools import chain, islice
-from typing import Any
 
 import msgspec
 import structlog
@@ -33,6 +28,7 @@ from service.flight.record import (
     ledger_of,
 )
 from service.flight.signals import KEPT_SECONDS, Sample, SignalRing, columns
+from service.flight.surroundings import versions, without_secrets
 from service.flight.writer import FlightFacts, FlightWriter
 from service.front.engine_death import EngineDeath
 from service.front.request import LiveRequest
@@ -43,9 +39,6 @@ _CRITICAL_PAUSE_SECONDS = KEPT_SECONDS
 _REQUESTS_LIMIT = 512
 # At the end of the server, for a disk that is slow.
 _CLOSE_SECONDS = 5.0
-_PACKAGES = ("plimsoll", "torch", "numpy", "grpcio", "msgspec")
-# User, password and query of a URL.
-_SECRETS = re.compile(r"(?<=://).*@|\?.*")
 
 _log = structlog.get_logger(__name__)
 
@@ -202,7 +195,7 @@ class FlightRecorder:
                 requests=requests,
                 signals=columns(samples, now_seconds),
                 settings=without_secrets(self._settings),
-                versions=_versions(),
+                versions=versions(),
             )
 
         self._writer.put(kind, make)
@@ -234,18 +227,6 @@ class FlightRecorder:
         ]
 
 
-def without_secrets(settings: ServeSettings) -> dict[str, Any]:
-    """The settings in force, without the passwords of URLs."""
-
-    def masked(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: masked(part) for name, part in value.items()}
-        return _SECRETS.sub("***", value) if isinstance(value, str) and "://" in value else value
-
-    facts: dict[str, Any] = masked(msgspec.to_builtins(settings))
-    return facts
-
-
 def _writer(settings: ServeSettings) -> FlightWriter | None:
     """None: nothing is recorded."""
     if settings.flight_records == 0:
@@ -263,17 +244,3 @@ def _critical_cause(vitals: Vitals) -> str:
         f"pressure is CRITICAL: {vitals.headroom_bytes} bytes of headroom for steps of "
         f"{vitals.demand_bytes} bytes, KV blocks for {vitals.kv_exhaustion_seconds:.1f} s"
     )
-
-
-@functools.cache
-def _versions() -> dict[str, str | None]:
-    versions: dict[str, str | None] = {
-        "python": platform.python_version(),
-        "kernel": platform.release(),
-    }
-    for package in _PACKAGES:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    return versions

@@ -23,8 +23,8 @@ from service.config import EngineSettings, ServeSettings
 from service.flight.folder import FlightFolder, read_record
 from service.flight.kinds import FlightKind
 from service.flight.record import FlightRecord, Place
+from service.flight.surroundings import without_secrets
 from service.front.events import EngineCrashedByRequest
-from service.front.flight import without_secrets
 from service.front.state import EngineFailed, FrontState
 
 TROUBLED = (sys.executable, troubled_engine.__file__)
