@@ -43,12 +43,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(MessageToJson(stats, always_print_fields_with_no_presence=True))
         return 0
-    for name, value in _rows(stats).items():
+    for name, value in stats_rows(stats).items():
         print(f"{name:<12} {value}")
     return 0
 
 
-def _rows(stats: engine_admin_pb2.GetStatsResponse) -> dict[str, str]:
+def stats_rows(stats: engine_admin_pb2.GetStatsResponse) -> dict[str, str]:
+    """What a person wants to know, by subject."""
     blocks = stats.blocks
     pressure = engine_admin_pb2.PressureLevel.Name(stats.pressure)
     looked_up, hit = stats.prefix_lookup_tokens_total, stats.prefix_hit_tokens_total
