@@ -21,7 +21,8 @@ from service.drill.sample import Ledger, Sample
 _BIN_SECONDS = 0.5
 _NAMED_SHARE = 0.08  # of the time that a level must last to have its name in the picture
 _OWNERS: tuple[tuple[str, str, Callable[[Ledger], int]], ...] = (
-    ("weights", "#5b7ba6", lambda ledger: ledger.weights_bytes + ledger.runtime_bytes),
+    ("process", "#3f5a80", lambda ledger: ledger.runtime_bytes),
+    ("weights", "#5b7ba6", lambda ledger: ledger.weights_bytes),
     ("KV pool", "#7db6ad", lambda ledger: ledger.kv_bytes),
     ("steps", "#e6bd55", lambda ledger: ledger.activation_bytes),
     ("another process", "#b9a3c9", lambda ledger: ledger.other_bytes),
@@ -32,6 +33,7 @@ _LEVELS = {
     PressureLevel.HIGH: "#ee9f4d",
     PressureLevel.CRITICAL: "#c43d34",
 }
+_MARK_HEIGHT = 1.035  # of marks over the device, in its size
 _INK, _FAINT, _ALARM = "#2b2f36", "#8a8f98", "#c43d34"
 _STYLE: dict[Any, Any] = {
     "font.size": 10,
@@ -98,16 +100,16 @@ def _draw_memory(panel: Axes, samples: Sequence[Sample]) -> None:
     ]
     panel.plot(
         failed,
-        [total * 1.035] * len(failed),
+        [total * _MARK_HEIGHT] * len(failed),
         linestyle="none",
         marker="v",
         markersize=7,
         color=_ALARM,
         label="a step found no memory",
     )
-    panel.set_ylim(0, total * 1.18)
+    panel.set_ylim(0, total * 1.26)
     panel.set_ylabel("device memory, MB")
-    panel.legend(loc="lower right", ncols=5, fontsize=9, framealpha=0.9, edgecolor="none")
+    panel.legend(loc="lower right", ncols=6, fontsize=9, framealpha=0.9, edgecolor="none")
 
 
 def _total_mb(samples: Sequence[Sample]) -> float:
@@ -119,16 +121,16 @@ def _show_lead(panel: Axes, precursor: Precursor, total: float) -> None:
     first, rung = precursor.first_seconds, precursor.first_rung_seconds
     if first is None or rung is None or rung <= first:
         return
-    height = total * 0.965
-    arrow = {"arrowstyle": "<->", "color": _INK, "shrinkA": 0, "shrinkB": 0}
-    panel.annotate("", (first, height), (rung, height), arrowprops=arrow)
+    height = total * _MARK_HEIGHT
+    arrow = {"arrowstyle": "->", "color": _INK, "shrinkA": 0, "shrinkB": 5}
+    panel.annotate("", (rung, height), (first, height), arrowprops=arrow)
     panel.text(
         (first + rung) / 2,
-        height - total * 0.02,
-        f"warned {rung - first:.1f} s before",
+        height * 1.015,
+        f"warned {rung - first:.1f} s ahead",
         ha="center",
-        va="top",
-        fontsize=9,
+        va="bottom",
+        fontsize=8.5,
     )
 
 
@@ -155,12 +157,16 @@ def _draw_level(panel: Axes, samples: Sequence[Sample]) -> None:
 def _draw_pool(panel: Axes, samples: Sequence[Sample]) -> None:
     told = [s for s in samples if s.pool_blocks > 0]
     seconds = [s.seconds for s in told]
-    panel.step(seconds, [s.pool_blocks for s in told], where="post", color="#3f857a")
+    panel.step(
+        seconds, [s.pool_blocks for s in told], where="post", color="#3f857a", label="in the pool"
+    )
+    held = [s.held_blocks for s in told]
     panel.fill_between(
-        seconds, [s.held_blocks for s in told], step="post", color="#7db6ad", alpha=0.6, linewidth=0
+        seconds, held, step="post", color="#7db6ad", alpha=0.6, linewidth=0, label="held by streams"
     )
     panel.set_ylim(bottom=0)
     panel.set_ylabel("KV blocks")
+    panel.legend(loc="center right", fontsize=8, framealpha=0.9, edgecolor="none")
 
 
 def _draw_rate(panel: Axes, course: Course) -> None:

@@ -59,7 +59,7 @@ def _changes(before: Sample, after: Sample) -> Iterator[Event]:
 
 def _why(sample: Sample) -> str:
     ledger = sample.ledger
-    if ledger is None:
+    if ledger is None or ledger.demand_bytes == 0:  # there is no engine
         return ""
     return (
         f": headroom {ledger.headroom_bytes / 1e6:.0f} MB for a step of "
