@@ -20,23 +20,20 @@ from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
 from service.api.gen.plimsoll.v1 import faults_pb2
 from service.faults.plan import MAX_FAULTS, Fault, FaultPlan
 
-_KINDS: dict[str, type[msgspec.Struct]] = {
-    str(kind.__struct_config__.tag): kind for kind in get_args(Fault)
-}
+_KINDS: dict[str, type[Fault]] = {str(kind.__struct_config__.tag): kind for kind in get_args(Fault)}
 _OWNER_PREFIX = "MEMORY_OWNER_"
 
 
 def check_faults_request(request: pb.InjectFaultsRequest) -> FaultPlan:
     """Raises InvalidRequest with every field that is out of its limits."""
     checks = Checks()
-    faults = []
+    drafts = []
     if checks.count("faults", request.faults, 0, MAX_FAULTS):
         for index, message in enumerate(request.faults):
-            fault = _read_fault(message, checks.under(f"faults[{index}]"))
-            if fault is not None:
-                faults.append(fault)
+            drafts.append(_read_fault(message, checks.under(f"faults[{index}]")))
     checks.finish()
-    return FaultPlan(faults)
+    # Past this point every value is within its limits.
+    return FaultPlan([_KINDS[name](**values) for name, values in drafts])
 
 
 def faults_request(plan: FaultPlan) -> pb.InjectFaultsRequest:
@@ -44,49 +41,38 @@ def faults_request(plan: FaultPlan) -> pb.InjectFaultsRequest:
     return pb.InjectFaultsRequest(faults=[_fault_message(fault) for fault in plan.faults])
 
 
-def _read_fault(message: faults_pb2.Fault, checks: Checks) -> Fault | None:
-    """None when something was refused."""
+def _read_fault(message: faults_pb2.Fault, checks: Checks) -> tuple[str, dict[str, Any]]:
+    """Kind and fields of a fault, as far as they are within their limits."""
     name = message.WhichOneof("kind")
     if name is None:
         checks.refuse("kind", None, f"must be one of {', '.join(_KINDS)}")
-        return None
-    kind = _KINDS[name]
-    infos = {info.name: info for info in msgspec.structs.fields(kind)}
-    values: dict[str, Any] = {}
-    refused = not _read_fields(message, infos, values, checks, only="after")
-    refused |= not _read_fields(getattr(message, name), infos, values, checks.under(name))
-    return None if refused else kind(**values)  # type: ignore[return-value]  # one of them
+        return "", {}
+    infos = {info.name: info for info in msgspec.structs.fields(_KINDS[name])}
+    after = message.DESCRIPTOR.fields_by_name["after"]
+    values = _read_field(message, after, infos, checks)
+    kind = getattr(message, name)
+    for field in kind.DESCRIPTOR.fields:
+        values |= _read_field(kind, field, infos, checks.under(name))
+    return name, values
 
 
-def _read_fields(
-    message: Message,
-    infos: dict[str, FieldInfo],
-    values: dict[str, Any],
-    checks: Checks,
-    only: str | None = None,
-) -> bool:
-    """Puts the fields of a message into `values`; whether all of them are within their limits."""
-    good = True
-    for field in message.DESCRIPTOR.fields:
-        if only is not None and field.name != only:
-            continue
-        info = infos[_plan_name(field)]
-        is_set = (
-            message.HasField(field.name) if field.has_presence else getattr(message, field.name)
-        )
-        if not is_set:
-            if info.required:
-                checks.refuse(field.name, None, "must be set")
-                good = False
-            continue
-        value = _read_value(field, getattr(message, field.name))
-        try:
-            values[info.name] = msgspec.convert(value, info.type)
-        except msgspec.ValidationError as error:
-            limit = str(error).replace("Expected", "must be").replace("`", "")
-            checks.refuse(field.name, value, limit)
-            good = False
-    return good
+def _read_field(
+    message: Message, field: FieldDescriptor, infos: dict[str, FieldInfo], checks: Checks
+) -> dict[str, Any]:
+    """The value by its name in the plan; empty if it is not set, or refused."""
+    info = infos[_plan_name(field)]
+    value = getattr(message, field.name)
+    if not (message.HasField(field.name) if field.has_presence else value):
+        if info.required:
+            checks.refuse(field.name, None, "must be set")
+        return {}
+    shown = _read_value(field, value)
+    try:
+        return {info.name: msgspec.convert(shown, info.type)}
+    except msgspec.ValidationError as error:
+        limit = str(error).replace("Expected", "must be").replace("`", "")
+        checks.refuse(field.name, shown, limit)
+        return {}
 
 
 def _read_value(field: FieldDescriptor, value: Any) -> object:
