@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from service.client import GenerationOptions, PlimsollClient, PlimsollError
 from service.drill.course import Course, PhaseMark, ServerFacts
-from service.drill.phase import LOSSES, Pace, Phase, Squeeze, Step, Until, phases, squeeze
+from service.drill.phase import LOSSES, Pace, Phase, Squeeze, Stage, Until, phases, squeeze
 from service.drill.prompts import prompts
 from service.drill.streams import LiveStreams
 from service.drill.watch import SAMPLE_SECONDS, Watch
@@ -144,10 +144,10 @@ class _Drill:
 
     async def _phases(self, course: Sequence[Phase]) -> None:
         for phase in course:
-            self._tell(f"{self._clock():6.1f} s  {phase.step.value}")
+            self._tell(f"{self._clock():6.1f} s  {phase.stage.value}")
             mark = await self._phase(phase)
             self._marks.append(mark)
-            if phase.step is Step.BASELINE:
+            if phase.stage is Stage.BASELINE:
                 self._pool_blocks = self._watch.samples[-1].pool_blocks
             if self._lost_for_good:
                 return
@@ -156,7 +156,7 @@ class _Drill:
     def _lost_for_good(self) -> bool:
         """Whether the last phase took an engine and there is none to go on with."""
         last = self._marks[-1]
-        return last.step in LOSSES and not last.is_complete
+        return last.stage in LOSSES and not last.is_complete
 
     async def _phase(self, phase: Phase) -> PhaseMark:
         begin_seconds = self._clock()
@@ -169,7 +169,7 @@ class _Drill:
             if self._clock() - begin_seconds > phase.most_seconds:
                 break
             await asyncio.sleep(SAMPLE_SECONDS)
-        return PhaseMark(phase.step, begin_seconds, self._clock(), complete)
+        return PhaseMark(phase.stage, begin_seconds, self._clock(), complete)
 
     def _condition(self, until: Until, restarts: int) -> Callable[[], bool]:
         if until is Until.POOL_REGROWN:

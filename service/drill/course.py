@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.drill.phase import Step
+from service.drill.phase import Stage
 from service.drill.record import Reference, StreamRecord
 from service.drill.sample import Sample
 
@@ -14,7 +14,7 @@ from service.drill.sample import Sample
 class PhaseMark:
     """When a phase was; times are seconds since the beginning of the drill."""
 
-    step: Step
+    stage: Stage
     begin_seconds: float
     end_seconds: float
     is_complete: bool = True  # False: it did not come to its end within its limit
@@ -52,6 +52,6 @@ class Course:
     def duration_seconds(self) -> float:
         return self.phases[-1].end_seconds if self.phases else 0.0
 
-    def phase(self, step: Step) -> PhaseMark | None:
+    def phase(self, stage: Stage) -> PhaseMark | None:
         """None: it did not come to it."""
-        return next((mark for mark in self.phases if mark.step is step), None)
+        return next((mark for mark in self.phases if mark.stage is stage), None)

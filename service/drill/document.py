@@ -56,12 +56,12 @@ def as_document(
             },
             "pool_blocks": asdict(findings.pool),
             "balloon_bytes": findings.balloon_bytes,
-            "losses": [_named_step(loss) for loss in findings.losses],
-            "time_between_tokens": [_named_step(pauses) for pauses in findings.pauses],
+            "losses": [_named(loss) for loss in findings.losses],
+            "time_between_tokens": [_named(pauses) for pauses in findings.pauses],
         },
         "phases": [
             {
-                "name": mark.step.value,
+                "name": mark.stage.value,
                 "begin_seconds": mark.begin_seconds,
                 "end_seconds": mark.end_seconds,
                 "is_complete": mark.is_complete,
@@ -73,8 +73,8 @@ def as_document(
     }
 
 
-def _named_step(part: Loss | Pauses) -> dict[str, object]:
-    return asdict(part) | {"step": part.step.value}
+def _named(part: Loss | Pauses) -> dict[str, object]:
+    return asdict(part) | {"stage": part.stage.value}
 
 
 def _sample(sample: Sample) -> dict[str, object]:

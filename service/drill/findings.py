@@ -12,7 +12,7 @@ import numpy as np
 from kvcache.pressure import PressureLevel
 from service.drill.compare import Damage, compare
 from service.drill.course import Course, PhaseMark
-from service.drill.phase import LOSSES, Step
+from service.drill.phase import LOSSES, Stage
 from service.drill.record import (
     Ending,
     Reference,
@@ -72,7 +72,7 @@ class PoolFindings:
 class Loss:
     """An engine that was lost on purpose."""
 
-    step: Step
+    stage: Stage
     replaced: bool
     silence_seconds: float  # without a token for any client; a freeze includes its discovery
     all_streams_seconds: float  # until the last of those that waited had one
@@ -82,7 +82,7 @@ class Loss:
 class Pauses:
     """Time between tokens of a stream in one phase."""
 
-    step: Step
+    stage: Stage
     tokens: int
     median_seconds: float
     p99_seconds: float
@@ -113,7 +113,7 @@ def find(course: Course) -> Findings:
         level_seconds=_level_seconds(samples),
         pool=_pool(course),
         balloon_bytes=_balloon_bytes(samples),
-        losses=tuple(_loss(course, mark) for mark in course.phases if mark.step in LOSSES),
+        losses=tuple(_loss(course, mark) for mark in course.phases if mark.stage in LOSSES),
         pauses=tuple(_pauses(course, mark) for mark in course.phases),
     )
 
@@ -175,7 +175,7 @@ def _live_at_once(records: Sequence[StreamRecord]) -> int:
 
 
 def _precursor(course: Course) -> Precursor:
-    climb = course.phase(Step.CLIMB)
+    climb = course.phase(Stage.CLIMB)
     begin_seconds = course.duration_seconds if climb is None else climb.begin_seconds
     before = [s for s in course.samples if s.seconds < begin_seconds]
     after = [s for s in course.samples if s.seconds >= begin_seconds]
@@ -199,7 +199,7 @@ def _level_seconds(samples: Sequence[Sample]) -> dict[PressureLevel, float]:
 
 
 def _pool(course: Course) -> PoolFindings:
-    climb, release = course.phase(Step.CLIMB), course.phase(Step.RELEASE)
+    climb, release = course.phase(Stage.CLIMB), course.phase(Stage.RELEASE)
     told = [s for s in course.samples if s.pool_blocks > 0]
     before = [s for s in told if climb is None or s.seconds <= climb.begin_seconds]
     during = [
@@ -233,12 +233,12 @@ def _loss(course: Course, mark: PhaseMark) -> Loss:
         for record in waiting
     ]
     last = max((seconds for seconds in back if seconds is not None), default=resumed)
-    return Loss(mark.step, replaced, resumed - stopped, last - stopped)
+    return Loss(mark.stage, replaced, resumed - stopped, last - stopped)
 
 
 def _pauses(course: Course, mark: PhaseMark) -> Pauses:
     gaps = inter_token_seconds(course.streams, mark.begin_seconds, mark.end_seconds)
     if gaps.size == 0:
-        return Pauses(mark.step, 0, 0.0, 0.0, 0.0)
+        return Pauses(mark.stage, 0, 0.0, 0.0, 0.0)
     median, p99 = np.percentile(gaps, (50, 99)).tolist()
-    return Pauses(mark.step, gaps.size, median, p99, float(gaps.max()))
+    return Pauses(mark.stage, gaps.size, median, p99, float(gaps.max()))

@@ -12,7 +12,7 @@ from service.faults.plan import Balloon, ExitEngine, FailAllocation, Fault, Hang
 _MIB = 1024 * 1024
 
 
-class Step(enum.Enum):
+class Stage(enum.Enum):
     """The phases, in order."""
 
     BASELINE = "baseline"
@@ -36,7 +36,7 @@ class Until(enum.Enum):
 class Phase:
     """One part of the drill."""
 
-    step: Step
+    stage: Stage
     least_seconds: float
     most_seconds: float
     until: Until = Until.TIME
@@ -121,27 +121,27 @@ def phases(pace: Pace, balloon: Squeeze) -> Sequence[Phase]:
         ),
     )
     return (
-        _timed(Step.BASELINE, pace.baseline_seconds),
-        _timed(Step.CLIMB, pace.rise_seconds, memory),
-        _timed(Step.FAILURES, pace.failures_seconds),
+        _timed(Stage.BASELINE, pace.baseline_seconds),
+        _timed(Stage.CLIMB, pace.rise_seconds, memory),
+        _timed(Stage.FAILURES, pace.failures_seconds),
         Phase(
-            Step.RELEASE,
+            Stage.RELEASE,
             pace.fall_seconds,
             pace.fall_seconds + pace.regrow_limit_seconds,
             Until.POOL_REGROWN,
         ),
-        _loss(Step.EXIT, pace, ExitEngine()),
-        _loss(Step.FREEZE, pace, HangEngine()),
-        _timed(Step.CALM, pace.calm_seconds, ()),
+        _loss(Stage.EXIT, pace, ExitEngine()),
+        _loss(Stage.FREEZE, pace, HangEngine()),
+        _timed(Stage.CALM, pace.calm_seconds, ()),
     )
 
 
-def _timed(step: Step, seconds: float, faults: tuple[Fault, ...] | None = None) -> Phase:
-    return Phase(step, seconds, seconds, faults=faults)
+def _timed(stage: Stage, seconds: float, faults: tuple[Fault, ...] | None = None) -> Phase:
+    return Phase(stage, seconds, seconds, faults=faults)
 
 
-def _loss(step: Step, pace: Pace, fault: Fault) -> Phase:
-    return Phase(step, 0.0, pace.recovery_limit_seconds, Until.STREAMS_GO_ON, (fault,))
+def _loss(stage: Stage, pace: Pace, fault: Fault) -> Phase:
+    return Phase(stage, 0.0, pace.recovery_limit_seconds, Until.STREAMS_GO_ON, (fault,))
 
 
-LOSSES = (Step.EXIT, Step.FREEZE)
+LOSSES = (Stage.EXIT, Stage.FREEZE)

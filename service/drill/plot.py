@@ -189,7 +189,7 @@ def _name_phases(panel: Axes, course: Course) -> None:
         panel.text(
             middle,
             0.985,
-            mark.step.value.replace(" ", "\n"),
+            mark.stage.value.replace(" ", "\n"),
             transform=panel.get_xaxis_transform(),
             ha="center",
             va="top",
@@ -200,7 +200,7 @@ def _name_phases(panel: Axes, course: Course) -> None:
 def _show_losses(panel: Axes, course: Course, findings: Findings) -> None:
     """How long no client got a token."""
     for loss in findings.losses:
-        mark = course.phase(loss.step)
+        mark = course.phase(loss.stage)
         if mark is not None:
             panel.text(
                 (mark.begin_seconds + mark.end_seconds) / 2,

@@ -70,7 +70,7 @@ def _figures(findings: Findings) -> Iterator[str]:
 
 
 def _pauses(pauses: Pauses) -> str:
-    name = f"  {pauses.step.value:<24}"
+    name = f"  {pauses.stage.value:<24}"
     if pauses.tokens == 0:
         return f"{name} {'-':>8} {'-':>8} {'-':>8} {0:>8}"
     shown = (pauses.median_seconds, pauses.p99_seconds, pauses.longest_seconds)

@@ -35,7 +35,9 @@ class Event:
 
 def timeline(course: Course) -> list[Event]:
     """All events in order of time."""
-    events = [Event(mark.begin_seconds, EventKind.PHASE, mark.step.value) for mark in course.phases]
+    events = [
+        Event(mark.begin_seconds, EventKind.PHASE, mark.stage.value) for mark in course.phases
+    ]
     for before, after in itertools.pairwise(course.samples):
         events.extend(_changes(before, after))
     events.extend(_pool_moves(course.samples))
@@ -75,11 +77,11 @@ def _pool_moves(samples: Sequence[Sample]) -> Iterator[Event]:
         return
     start = last = told[0]  # of the present move
     for sample in told[1:]:
-        step = sample.pool_blocks - last.pool_blocks
-        if step == 0:
+        change = sample.pool_blocks - last.pool_blocks
+        if change == 0:
             continue
         way = last.pool_blocks - start.pool_blocks
-        turned = step * way < 0
+        turned = change * way < 0
         if way and (turned or sample.seconds - last.seconds > _MOVE_SECONDS):
             yield _move(start, last)
             start = last

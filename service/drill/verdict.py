@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from service.drill.course import Course
 from service.drill.findings import Findings, Loss
-from service.drill.phase import Step
+from service.drill.phase import Stage
 from service.drill.sample import RUNGS
 
 
@@ -45,8 +45,8 @@ def judge(course: Course, findings: Findings) -> Verdict:
 
 
 def _course(course: Course) -> Criterion:
-    missing = [step.value for step in Step if course.phase(step) is None]
-    unfinished = [mark.step.value for mark in course.phases if not mark.is_complete]
+    missing = [stage.value for stage in Stage if course.phase(stage) is None]
+    unfinished = [mark.stage.value for mark in course.phases if not mark.is_complete]
     found = "all"
     if missing:
         found = f"not begun: {', '.join(missing)}"
@@ -110,5 +110,5 @@ def _loss(loss: Loss) -> Criterion:
         f"no token for {loss.silence_seconds:.1f} s, all streams after "
         f"{loss.all_streams_seconds:.1f} s"
     )
-    wanted = f"streams outlive it when the {loss.step.value}"
+    wanted = f"streams outlive it when the {loss.stage.value}"
     return Criterion(wanted, found if loss.replaced else "no engine was replaced", loss.replaced)

@@ -16,7 +16,7 @@ from service.client import NO_RETRY, PlimsollClient, PlimsollError
 from service.drill.conductor import NoLedgerError, Order, run_drill
 from service.drill.course import Course
 from service.drill.findings import Findings, find
-from service.drill.phase import Pace, Step
+from service.drill.phase import Pace, Stage
 from service.drill.verdict import Criterion, judge
 from service.faults.plan import Balloon, ExitEngine, FaultPlan, HangEngine
 
@@ -68,7 +68,7 @@ async def test_a_good_server_passes_and_everything_was_tried() -> None:
     findings = find(course)
     verdict = judge(course, findings)
     assert verdict.passed, verdict
-    assert [mark.step for mark in course.phases] == list(Step)
+    assert [mark.stage for mark in course.phases] == list(Stage)
     ordered = [type(fault) for plan in fake.plans for fault in plan]
     assert {Balloon, ExitEngine, HangEngine} <= set(ordered)
     assert fake.plans[-1] == []
@@ -117,7 +117,7 @@ async def test_an_engine_that_does_not_come_back_ends_the_drill() -> None:
     pace = dataclasses.replace(PACE, recovery_limit_seconds=1.0)
     async with drilled(wrong(restarts=False)) as (_, drill):
         course = await drill(dataclasses.replace(ORDER, pace=pace))
-    assert course.phases[-1].step is Step.EXIT
+    assert course.phases[-1].stage is Stage.EXIT
     assert not course.phases[-1].is_complete
     assert find(course).streams.endless == ORDER.streams
     verdict = judge(course, find(course))

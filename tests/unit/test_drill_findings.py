@@ -19,7 +19,7 @@ from service.drill.phase import (
     QUICK,
     NothingToTakeError,
     Pace,
-    Step,
+    Stage,
     phases,
     squeeze,
 )
@@ -53,7 +53,7 @@ LEDGER = Ledger(
 FACTS = ServerFacts("toy", "1", "cpu", "float32", "float32")
 REFERENCE = Reference(tuple(range(40)), "a text")
 # Ten seconds each.
-MARKS = [PhaseMark(step, 10.0 * n, 10.0 * (n + 1)) for n, step in enumerate(Step)]
+MARKS = [PhaseMark(stage, 10.0 * n, 10.0 * (n + 1)) for n, stage in enumerate(Stage)]
 
 
 def sample(seconds: float, **changes: Any) -> Sample:
@@ -255,7 +255,7 @@ def test_the_timeline_tells_each_change_once_and_in_order() -> None:
         "memory ran out in a step: shrink",
     ]
     assert [e.seconds for e in events if e.kind is EventKind.ENGINE] == [42.0, 52.0]
-    assert [e.text for e in events if e.kind is EventKind.PHASE] == [s.value for s in Step]
+    assert [e.text for e in events if e.kind is EventKind.PHASE] == [s.value for s in Stage]
 
 
 def test_a_move_of_the_pool_is_one_event_until_it_stands_still_or_turns() -> None:
@@ -324,7 +324,7 @@ class TestPhases:
     @pytest.mark.parametrize("pace", [Pace(), QUICK])
     def test_failures_come_while_the_balloon_is_up_and_end_no_request(self, pace: Pace) -> None:
         course = phases(pace, squeeze(LEDGER, 0.5))
-        assert [phase.step for phase in course] == list(Step)
+        assert [phase.stage for phase in course] == list(Stage)
         balloon, burst, scattered = course[1].faults or ()
         assert isinstance(balloon, Balloon)
         for strike in (burst, scattered):
