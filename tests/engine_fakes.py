@@ -254,6 +254,9 @@ class EngineHarness:
         self.reports: list[StepReport] = []
         self.resized: list[Resized] = []
         self.preemptions: list[tuple[int, int]] = []  # (number of the report, sequence)
+        # Which steps, by number, the device has no memory for.
+        self.fails_step: Callable[[int], bool] = lambda _: False
+        self._fail_some_steps()
         self._preempt = self.manager.preempt
         self.manager.preempt = self._note_preemption  # type: ignore[method-assign]
 
@@ -271,17 +274,14 @@ class EngineHarness:
 
         self.runner.forward = slow_forward  # type: ignore[method-assign]
 
-    def fail_steps(self, fails: Callable[[int], bool]) -> None:
-        """Lets the device be out of memory in the steps, by number, for which `fails` says so.
-
-        Such a step has written nonsense to some of its slots, as one that stops in its middle.
-        """
+    def _fail_some_steps(self) -> None:
+        """A step that fails has written nonsense to some slots, as one that stops in its middle."""
         forward = self.runner.forward
         numbers = itertools.count()
 
         def failing_forward(batch: StepBatch) -> NDArray[np.float32]:
             number = next(numbers)
-            if not fails(number):
+            if not self.fails_step(number):
                 return forward(batch)
             self.runner.scribble(batch.slots[number % 2 :: 2])
             raise DeviceOutOfMemoryError(Owner.ACTIVATIONS, 1000, 999, 1 << 20)
