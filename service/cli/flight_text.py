@@ -77,9 +77,10 @@ def _what(record: FlightRecord) -> list[str]:
     ]
     if (incident := record.incident) is not None:
         rung = "" if incident.rung is None else f"rung {incident.rung}, "
+        wanted = f"{_mib(incident.wanted_bytes)} wanted, " if incident.wanted_bytes else ""
         lines.append(
-            f"incident  {rung}{_mib(incident.wanted_bytes)} wanted for a step of "
-            f"{incident.step_tokens} tokens, {incident.batch_sequences} sequences"
+            f"incident  {rung}{wanted}step of {incident.step_tokens} tokens, "
+            f"{incident.batch_sequences} sequences"
         )
     if record.crashed is not None:
         by_itself = "it may have crashed by itself" if record.crashed else "killed from outside"

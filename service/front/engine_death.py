@@ -27,6 +27,8 @@ def engine_death(why: str, exit_status: int | None, *, killed_by_front: bool) ->
     if exit_status >= 0:
         return EngineDeath(f"{why}; exit status {exit_status}", crashed=True)
     number = signal.Signals(-exit_status)
+    if killed_by_front and number is signal.SIGKILL:
+        return EngineDeath(f"{why}; killed by the front", crashed=True)
     return EngineDeath(
         f"{why}; killed by {number.name}",
         crashed=killed_by_front or number not in _OUTSIDE_SIGNALS,

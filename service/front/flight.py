@@ -12,7 +12,7 @@ from itertools import chain, islice
 import msgspec
 import structlog
 
-from kvcache.pressure import PressureLevel
+from kvcache.pressure import FOREVER_SECONDS, PressureLevel
 from service.config import ServeSettings
 from service.engine.figures import EngineStats, Incident, Vitals
 from service.engine.messages import Ready
@@ -240,7 +240,15 @@ def _writer(settings: ServeSettings) -> FlightWriter | None:
 
 
 def _critical_cause(vitals: Vitals) -> str:
+    """All that can have led there: the engine does not tell which it was."""
     return (
         f"pressure is CRITICAL: {vitals.headroom_bytes} bytes of headroom for steps of "
-        f"{vitals.demand_bytes} bytes, KV blocks for {vitals.kv_exhaustion_seconds:.1f} s"
+        f"{vitals.demand_bytes} bytes; forecast end of it: "
+        f"{_when(vitals.device_exhaustion_seconds)}, of free KV blocks: "
+        f"{_when(vitals.kv_exhaustion_seconds)}; rungs of the OOM ladder so far: "
+        f"{sum(vitals.rungs)}"
     )
+
+
+def _when(seconds: float) -> str:
+    return "not in sight" if seconds >= FOREVER_SECONDS else f"in {seconds:.1f} s"

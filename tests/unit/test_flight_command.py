@@ -145,7 +145,7 @@ def test_an_oom_is_told_from_cause_to_versions() -> None:
     assert lines[0] == "oom at 2026-11-30 12:00:00.000 UTC"
     assert lines[1] == "cause     1 MiB wanted"
     assert "number 2, process 5, ready for 61.0 s, model tiny" in text
-    assert "rung retry, 1.0 MiB wanted for a step of 64 tokens, 3 sequences" in text
+    assert "rung retry, 1.0 MiB wanted, step of 64 tokens, 3 sequences" in text
     rows = [line.split() for line in lines if line.strip().startswith("-") or " 0.0 " in line]
     times = [float(row[0]) for row in rows if row[1:2] == ["2"]]
     assert times[0] == -60.0

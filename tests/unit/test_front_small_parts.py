@@ -94,7 +94,7 @@ def test_no_restarts_means_none(life: EngineLife) -> None:
         (-signal.SIGABRT, False, "why; killed by SIGABRT", True),
         (-signal.SIGKILL, False, "why; killed by SIGKILL", False),
         (-signal.SIGTERM, False, "why; killed by SIGTERM", False),
-        (-signal.SIGKILL, True, "why; killed by SIGKILL", True),
+        (-signal.SIGKILL, True, "why; killed by the front", True),
         (None, False, "why", True),
     ],
 )
