@@ -75,6 +75,7 @@ def test_all_that_was_put_is_on_disk_after_close(
     assert writer.close(20)
     assert causes(folder) == [f"cause {number}" for number in reversed(range(5))]
     assert (writer.facts.records, writer.facts.lost) == (5, 0)
+    assert [name.serial for name in folder.names()] == list(range(5))
     assert writer.facts.last_cause == "cause 4"
     assert writer.facts.last_time == flight_record(4).time
 
