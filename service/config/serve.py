@@ -116,12 +116,21 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         float,
         about(
             "Requests",
-            "Share of the time to its deadline that the forecast of a new request has to leave; "
-            "twice as much for a tenant that has its share of the requests at that moment.",
+            "Share of the time to its deadline that the forecast of a new request has to leave.",
             ge=0.0,
-            le=0.45,
+            le=0.9,
         ),
-    ] = 0.15
+    ] = 0.05
+    tenant_reserve_share: Annotated[
+        float,
+        about(
+            "Requests",
+            "Share of the sequences by which a forecast counts more of them for a tenant that has "
+            "its share of them already, so that room is left for tenants with less.",
+            ge=0.0,
+            le=1.0,
+        ),
+    ] = 0.1
     max_candidates: Annotated[
         int, about("Requests", "Most candidates of one request.", "candidates", ge=1, le=16)
     ] = 16

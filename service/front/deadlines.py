@@ -5,13 +5,17 @@ from __future__ import annotations
 from service.config import ServeSettings
 from service.engine.figures import EngineStats
 from service.engine.messages import FinishReason
+from service.front.calibration import Calibration
 from service.front.call import GenerationCall
+from service.front.events import DeadlinePassed
 from service.front.forecast import Demand, Load, forecast
 from service.front.habits import Habits
 from service.front.request import LiveRequest
 from service.front.step_costs import StepCosts
 
-_UNKNOWN_OUTPUT_TOKENS = 1  # nobody is refused for output that nobody has seen
+# The least that a request would have taken that was cut at its deadline, as a multiple of its
+# time until then.
+_CUT_RATIO = 1.25
 _FULL_SHARE = 0.5  # of held blocks from which on blocks may be what admission waits for
 _OWN_ENDS = (
     FinishReason.EOS,
@@ -24,8 +28,8 @@ _OWN_ENDS = (
 class Deadlines:
     """Learns from the engine's reports and from ended requests; forecasts new ones.
 
-    Wherever it knows nothing it assumes nothing, and an idle engine takes everybody: so too
-    dark a picture does not last.
+    Wherever it knows nothing it assumes nothing, and what it knows fades or is proved wrong by
+    the next request.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
@@ -33,6 +37,7 @@ class Deadlines:
         self._chunk_tokens = engine.prefill_chunk_tokens
         self._max_sequences = max(1, min(engine.max_running_sequences, engine.max_step_tokens - 1))
         self._costs = StepCosts()
+        self._calibration = Calibration()
         self._latest: EngineStats | None = None
         self._habits = Habits()
 
@@ -62,16 +67,28 @@ class Deadlines:
         )
 
     def note_end(self, request: LiveRequest, now_seconds: float) -> None:
-        """A request is over; what it said tells what its tenant's next ones will say."""
+        """A request is over: what it said and how long it took tells of the next ones."""
         if not request.scheduled:
             return
+        is_whole = True
         for candidate in request.candidates:
+            ended_itself = candidate.finish_reason in _OWN_ENDS
+            is_whole &= ended_itself
             self._habits.note_end(
                 request.call.tenant,
                 candidate.output_tokens,
                 now_seconds,
-                was_cut=candidate.finish_reason not in _OWN_ENDS,
+                was_cut=not ended_itself,
             )
+        account = request.account
+        if not request.forecast_seconds:
+            return
+        if is_whole and account.last_token_seconds is not None:
+            seconds = account.last_token_seconds - account.arrival_seconds
+            self._calibration.note(seconds / request.forecast_seconds)
+        elif isinstance(request.error, DeadlinePassed):
+            seconds = now_seconds - account.arrival_seconds
+            self._calibration.note(_CUT_RATIO * seconds / request.forecast_seconds)
 
     @property
     def slots(self) -> int:
@@ -83,23 +100,28 @@ class Deadlines:
 
     def demand(self, call: GenerationCall, max_tokens: int, now_seconds: float) -> Demand:
         """What a call is expected to take; `max_tokens` is what its context leaves."""
-        output_tokens = self._habits.output_tokens(call.tenant, now_seconds)
-        if output_tokens is None:
-            output_tokens = _UNKNOWN_OUTPUT_TOKENS
+        output_tokens = self._habits.output_tokens(call.tenant, now_seconds) or 0.0
         if call.ignore_eos and not call.stop and not call.stop_ids:
             output_tokens = max_tokens
+        share = self._habits.computed_share(call.tenant, now_seconds)
         return Demand(
             sequences=call.candidate_count,
-            prompt_tokens=(
-                len(call.prompt_ids) * self._habits.computed_share(call.tenant, now_seconds)
-            ),
-            output_tokens=min(max_tokens, max(call.min_tokens, 1, output_tokens)),
+            prompt_tokens=len(call.prompt_ids) * share,
+            output_tokens=min(max_tokens, max(call.min_tokens, output_tokens)),
         )
 
+    @property
+    def caution(self) -> float:
+        """Factor by which forecasts have turned out too short."""
+        return self._calibration.factor
+
     def seconds(self, demand: Demand, load: Load, now_seconds: float) -> float:
-        """Time until the end of a request that joins `load`; 0 when nobody knows."""
+        """Time until the end of a request that joins `load`, before all caution.
+
+        0 when nobody knows: nobody is refused for output that nobody has seen.
+        """
         costs = self._costs.costs
-        if costs is None or load.is_idle:
+        if costs is None or not demand.output_tokens:
             return 0.0
         turnover = self._habits.turnover(now_seconds)
         return forecast(costs, turnover, load, demand, self._chunk_tokens).seconds

@@ -14,7 +14,7 @@ class Demand:
 
     sequences: int
     prompt_tokens: float  # to be computed: no cache has them
-    output_tokens: float  # of each sequence
+    output_tokens: float  # of each sequence; 0: nobody knows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Load:
     running: int  # sequences that have begun
     ahead: int = 0  # sequences that wait and begin before it
     ahead_prompt_tokens: float = 0.0  # of these, to be computed
+    reserve: float = 0.0  # sequences that are to find room besides
     unread_prompt_tokens: float = 0.0  # of those that have begun, to be computed
 
     @property
@@ -67,7 +68,7 @@ def forecast(
     Args:
         chunk_tokens: most tokens of a prompt in one step.
     """
-    present = load.running + load.ahead + demand.sequences
+    present = load.running + load.ahead + load.reserve + demand.sequences
     batch = min(load.slots, present)
     step_seconds = costs.step_seconds(batch, batch * turnover.prefill_per_output)
     # A slot is free again after the output of a sequence; of all slots one so much more often.

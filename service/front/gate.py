@@ -6,6 +6,8 @@ overloaded server completes nothing at all.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from service.config import ServeSettings
 from service.front.deadlines import Deadlines
 from service.front.events import DeadlineUnreachable
@@ -14,6 +16,7 @@ from service.front.occupancy import Occupancy
 from service.front.request import LiveRequest
 
 _LOOK_SECONDS = 0.2  # between two looks at those that wait
+_NEAR = 0.7  # of the time allowed: from there on a forecast matters
 _MIN_RETRY_SECONDS = 0.1
 
 
@@ -28,6 +31,7 @@ class DeadlineGate:
     ) -> None:
         self._is_on = settings.refuse_unreachable_deadlines
         self._margin_share = settings.deadline_margin_share
+        self._reserve_share = settings.tenant_reserve_share
         self._retry_max_seconds = settings.retry_hint_max_seconds
         self._deadlines = deadlines
         self._occupancy = occupancy
@@ -40,24 +44,29 @@ class DeadlineGate:
         demand: Demand,
         deadline_seconds: float,
         now_seconds: float,
-    ) -> None:
-        """Raises DeadlineUnreachable for a newcomer that would be too late.
+    ) -> float:
+        """Lets a newcomer in or raises DeadlineUnreachable. Answers the time forecast for it.
 
-        A tenant with its share of the sequences leaves a margin twice as wide. What lies
-        between the two margins is for those with less: they find room however many come from
-        others.
+        That is 0 when nobody knows, and when it is so far from the deadline that what becomes
+        of it says nothing of those that are near. An idle engine takes everybody: there it
+        costs nobody anything to find out. For a tenant that has its share of the sequences
+        the forecast counts more of them than there are. So when others flood the server, who
+        has less still finds room.
         """
-        if not self._is_on:
-            return
-        load = self._occupancy.load_before(
-            self._deadlines.slots, tenant, priority, demand.sequences
-        )
+        occupancy = self._occupancy
+        load = occupancy.load_before(self._deadlines.slots, tenant, priority, demand.sequences)
+        has_little = occupancy.is_below_share(tenant, demand.sequences)
+        reserve = 0.0 if has_little else self._reserve_share * (load.running + load.ahead)
+        load = replace(load, reserve=reserve)
         forecast_seconds = self._deadlines.seconds(demand, load, now_seconds)
-        has_little = self._occupancy.is_below_share(tenant, demand.sequences)
-        margin = self._margin_share * (1 if has_little else 2)
+        cautious_seconds = forecast_seconds * self._deadlines.caution
         remaining_seconds = deadline_seconds - now_seconds
-        if forecast_seconds > remaining_seconds * (1 - margin):
-            raise self._refusal(forecast_seconds, remaining_seconds)
+        if remaining_seconds <= 0:
+            return 0.0  # it is over already, and ends as such
+        allowed_seconds = remaining_seconds * (1 - self._margin_share)
+        if self._is_on and cautious_seconds > allowed_seconds and not load.is_idle:
+            raise self._refusal(cautious_seconds, remaining_seconds)
+        return forecast_seconds if cautious_seconds > _NEAR * allowed_seconds else 0.0
 
     def hopeless(self, now_seconds: float) -> list[tuple[LiveRequest, DeadlineUnreachable]]:
         """Those that wait and would be too late even if they began right now.
@@ -68,6 +77,8 @@ class DeadlineGate:
             return []
         self._looked_seconds = now_seconds
         load = self._occupancy.load(self._deadlines.slots)
+        if load.is_idle:
+            return []
         found = []
         for request in self._occupancy.waiting:
             end = request.call.end_of_time(request.account.arrival_seconds)
@@ -76,6 +87,7 @@ class DeadlineGate:
             remaining_seconds = end.seconds - now_seconds
             demand = self._occupancy.waiting.demand(request)
             forecast_seconds = self._deadlines.seconds(demand, load, now_seconds)
+            forecast_seconds *= self._deadlines.caution
             if forecast_seconds > remaining_seconds:
                 found.append((request, self._refusal(forecast_seconds, remaining_seconds)))
         return found

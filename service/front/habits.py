@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from service.front.forecast import Turnover
 
-_WEIGHT = 0.1  # of the newest observation, when there are many
+_WEIGHT = 0.05  # of the newest observation, when there are many
+_BELIEF = 30  # requests of a tenant after which its own habit counts as much as that of all
 _FRESH_SECONDS = 30.0  # for which a mean counts in full; then it halves in as much time again
 _MAX_TENANTS = 1024  # of which habits are remembered
 
@@ -30,6 +31,11 @@ class AgeingMean:
         self._value = before + max(_WEIGHT, 1 / self._count) * (value - before)
         self._noted_seconds = now_seconds
 
+    @property
+    def count(self) -> int:
+        """Observations."""
+        return self._count
+
     def at(self, now_seconds: float) -> float | None:
         """The mean; None when nothing was observed."""
         if not self._count:
@@ -44,6 +50,9 @@ class _Habit:
     output_tokens: AgeingMean = field(default_factory=AgeingMean)  # of a candidate
     prompt_tokens: AgeingMean = field(default_factory=AgeingMean)  # that no cache had
     computed_share: AgeingMean = field(default_factory=AgeingMean)  # of the prompts
+
+
+_NO_HABIT = _Habit()
 
 
 class Habits:
@@ -68,20 +77,18 @@ class Habits:
         """A candidate ended after so much output, or was cut and might have said more."""
         for habit in (self._all, self._of(tenant)):
             expected = habit.output_tokens.at(now_seconds)
-            if not was_cut or expected is None or output_tokens > expected:
+            if not was_cut or (output_tokens > (expected or 0.0)):
                 habit.output_tokens.note(output_tokens, now_seconds)
 
     def output_tokens(self, tenant: str, now_seconds: float) -> float | None:
         """Expected of a candidate of this tenant; None: nobody knows."""
-        habit = self._tenants.get(tenant)
-        own = None if habit is None else habit.output_tokens.at(now_seconds)
-        return self._all.output_tokens.at(now_seconds) if own is None else own
+        habit = self._tenants.get(tenant, _NO_HABIT)
+        return _blend(habit.output_tokens, self._all.output_tokens, now_seconds)
 
     def computed_share(self, tenant: str, now_seconds: float) -> float:
         """Share of a prompt that no cache has; 0 while nobody knows."""
-        habit = self._tenants.get(tenant)
-        own = None if habit is None else habit.computed_share.at(now_seconds)
-        return (self._all.computed_share.at(now_seconds) if own is None else own) or 0.0
+        habit = self._tenants.get(tenant, _NO_HABIT)
+        return _blend(habit.computed_share, self._all.computed_share, now_seconds) or 0.0
 
     def turnover(self, now_seconds: float) -> Turnover:
         """What sequences of all tenants are like; nothing while nobody knows."""
@@ -97,3 +104,16 @@ class Habits:
         if len(self._tenants) > _MAX_TENANTS:
             self._tenants.popitem(last=False)
         return habit
+
+
+def _blend(own: AgeingMean, others: AgeingMean, now_seconds: float) -> float | None:
+    """The own mean, as far as there is enough behind it, and for the rest that of all.
+
+    Where it is full whoever is expected to take a little less gets in before others, so chance
+    among few observations must not decide.
+    """
+    mean = others.at(now_seconds)
+    own_mean = own.at(now_seconds)
+    if mean is None or own_mean is None:
+        return mean
+    return (own.count * own_mean + _BELIEF * mean) / (own.count + _BELIEF)

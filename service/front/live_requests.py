@@ -94,8 +94,13 @@ class LiveRequests:
         demand = self._deadlines.demand(call, max_tokens, now_seconds)
         try:
             self._registry.check_id(call.tenant, call.request_id)
-            if end.is_deadline and end.seconds > now_seconds:
-                self._gate.check(call.tenant, call.priority, demand, end.seconds, now_seconds)
+            forecast_seconds = self._gate.check(
+                call.tenant,
+                call.priority,
+                demand,
+                end.seconds if end.is_deadline else math.inf,
+                now_seconds,
+            )
             self._make_room(call)
         except RequestError as error:
             self.outcomes.reject(call, error)
@@ -112,6 +117,7 @@ class LiveRequests:
             arrival_seconds=arrival_seconds,
             context_bound=call.max_tokens is None or call.max_tokens > room_tokens,
         )
+        request.forecast_seconds = forecast_seconds
         specs = sequence_specs(
             call,
             sequence_ids,

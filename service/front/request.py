@@ -43,6 +43,7 @@ class LiveRequest:
             for index, sequence_id in enumerate(sequence_ids)
         ]
         self.error: RequestError | None = None
+        self.forecast_seconds = 0.0  # from its admission to its end; 0: nobody knew
         self.scheduled = False  # at least one candidate was in a batch
         self.timer: asyncio.TimerHandle | None = None
         self._by_sequence = {candidate.sequence_id: candidate for candidate in self.candidates}
