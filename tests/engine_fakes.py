@@ -240,6 +240,7 @@ class EngineHarness:
         )
         self.device = device or roomy_device()
         self.incidents: list[Incident] = []
+        self.pool_when_told: list[int] = []  # usable blocks at each incident
         self.core = EngineCore(
             self.runner,
             self.manager,
@@ -247,7 +248,7 @@ class EngineHarness:
             engine_settings,
             max_context_tokens,
             device=self.device,
-            tell=self.incidents.append,
+            tell=self._hear,
             offload=offload(self.manager, memory, lambda: self.now_seconds) if offload else None,
             clock=lambda: self.now_seconds,
         )
@@ -259,6 +260,10 @@ class EngineHarness:
         self._fail_some_steps()
         self._preempt = self.manager.preempt
         self.manager.preempt = self._note_preemption  # type: ignore[method-assign]
+
+    def _hear(self, incident: Incident) -> None:
+        self.incidents.append(incident)
+        self.pool_when_told.append(self.manager.usable_blocks)
 
     def _note_preemption(self, sequence_id: int, **how: Any) -> None:
         self.preemptions.append((len(self.reports), sequence_id))

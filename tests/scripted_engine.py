@@ -14,6 +14,7 @@ It says what the prompt tells it to, so that a test decides every token. A promp
           index that is the argument
     SLEEP enter the batch, then sleep and never wake up
     SPIN  enter the batch, then compute for ever without coming on
+    EXHAUST enter the batch, then find no memory on the device
 
 It is no scheduler: every sequence runs at once, one token a step. What it receives goes to
 the file of `--record`, one JSON line each.
@@ -39,6 +40,7 @@ from service.engine.channel import Channel, ChannelClosed
 from service.engine.figures import EngineStats
 from service.engine.messages import (
     Abort,
+    Exhausted,
     Failed,
     FaultFired,
     Finished,
@@ -67,7 +69,7 @@ from service.engine.messages import (
 from service.engine.pulse import Pulse
 from service.faults.plan import ExitEngine
 
-SAY, COUNT, WAIT, HOLD, REFUSE, DIE, FAIL, CRASH, SLEEP, SPIN = range(1000, 1010)
+SAY, COUNT, WAIT, HOLD, REFUSE, DIE, FAIL, CRASH, SLEEP, SPIN, EXHAUST = range(1000, 1011)
 EOS = 256
 MAX_CONTEXT_TOKENS = 4096
 POOL_BLOCKS = 1000
@@ -221,6 +223,9 @@ class Engine:
         if sequence.mode == FAIL:
             del self._sequences[spec.sequence_id]
             self._report.failed.append(Failed(spec.sequence_id, "told to fail"))
+        if sequence.mode == EXHAUST:
+            del self._sequences[spec.sequence_id]
+            self._report.exhausted.append(Exhausted(spec.sequence_id, 5000, 4000, 100_000))
 
     def _step(self) -> None:
         for sequence in list(self._sequences.values()):
