@@ -43,6 +43,7 @@ def test_an_engine_gets_what_is_left_of_a_strike() -> None:
     (left,) = faults.inject(1.0).faults
     assert left == OrderedFault(0, 0.0, ExitEngine(nth_step=5, count=2))
     faults.fired(0)
+    assert faults.inject(1.5).faults == [OrderedFault(0, 0.0, ExitEngine(nth_step=5, count=1))]
     faults.fired(0)
     assert faults.inject(2.0).faults == []
     assert faults.figures(2.0) == FaultFigures(ordered=0, strikes=4)
