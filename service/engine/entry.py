@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import socket
+import traceback
 
 import msgspec
 
@@ -13,7 +14,7 @@ from service.config.engine import SETTINGS_VARIABLE
 from service.engine.channel import Channel
 from service.engine.process import ParentGone, die_with_parent, leave_signals_to_parent
 from service.engine.pulse import Pulse
-from service.engine.server import EXIT_OK, Build, serve
+from service.engine.server import EXIT_CRASHED, EXIT_OK, Build, serve
 
 
 def main(build: Build) -> int:
@@ -39,4 +40,10 @@ def main(build: Build) -> int:
     pulse = Pulse(arguments.pulse_fd)
     os.close(arguments.pulse_fd)
     with Channel(sock) as channel:
-        return serve(channel, settings, build, pulse.beat)
+        try:
+            return serve(channel, settings, build, pulse.beat)
+        except Exception:  # noqa: BLE001 (told, and the process ends of it)
+            traceback.print_exc()
+            # Not through the interpreter's end: what tears torch down takes long, and can hang
+            # on a device that is lost, while streams wait for the next engine.
+            os._exit(EXIT_CRASHED)

@@ -28,6 +28,7 @@ Build: TypeAlias = (
 
 EXIT_OK = 0
 EXIT_START_FAILED = 1
+EXIT_CRASHED = 1
 
 _PERSIST_SECONDS = 2.0  # at the end, to put what is cached where the next engine finds it
 
