@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # Variance of a cost before anything is known, as a share of the first step: that of a sequence
 # or of a prefill token is small, so that little is said about batches never seen.
 _PRIOR_SHARES = (1.0, 0.1, 0.1)
 _STEP_NOISE_SHARE = 0.25  # of a step's time: what its batch does not explain
-_DRIFT_SHARE = 0.1  # of a cost, in a second: the machine gets slower or faster
-_MAX_SURPRISE = 3.0  # of the expected time: one step that was held up says no more than that
+_DRIFT_SHARE = 0.1  # of a step's time, in a second: the machine gets slower or faster
+_MAX_SURPRISE = 2.0  # of the expected time, where batches like it are known
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,34 +55,26 @@ class StepCosts:
             self._is_known = True
             for i, share in enumerate(_PRIOR_SHARES):
                 self._covariance[i][i] = (share * seconds) ** 2
-        self._drift(seconds)
         self._correct(batch, seconds)
 
     def _correct(self, batch: tuple[float, float, float], seconds: float) -> None:
         expected = sum(c * x for c, x in zip(self._costs, batch, strict=True))
-        surprise = seconds - expected
-        if expected > 0:
-            surprise = min(surprise, _MAX_SURPRISE * expected)
         spread = [sum(row[j] * batch[j] for j in range(3)) for row in self._covariance]
-        noise = (_STEP_NOISE_SHARE * max(expected, seconds)) ** 2
-        variance = sum(x * s for x, s in zip(batch, spread, strict=True)) + noise
-        if variance == 0.0:
+        known = sum(x * s for x, s in zip(batch, spread, strict=True))
+        if known <= 0.0:
             return
+        # A step that was held up says no more than that.
+        seconds = min(seconds, expected + max(_MAX_SURPRISE * expected, 3 * math.sqrt(known)))
+        scale = max(expected, seconds)
+        # As time goes by the time of such a step becomes uncertain again, and with it the costs
+        # in the proportion in which they can explain it, and in no other.
+        doubt = known + (_DRIFT_SHARE * scale) ** 2 * seconds
+        variance = doubt + (_STEP_NOISE_SHARE * scale) ** 2
+        correction = doubt / variance * (seconds - expected)
         for i in range(3):
-            self._costs[i] = max(0.0, self._costs[i] + spread[i] / variance * surprise)
+            self._costs[i] = max(0.0, self._costs[i] + spread[i] / known * correction)
+        # The same correction of the covariance, after the doubt has been added to it.
+        change = (doubt - doubt * doubt / variance - known) / (known * known)
+        for i in range(3):
             for j in range(3):
-                self._covariance[i][j] -= spread[i] * spread[j] / variance
-
-    def _drift(self, seconds: float) -> None:
-        """The older the knowledge, the less of it is left, down to the prior."""
-        for i, share in enumerate(_PRIOR_SHARES):
-            cost = max(self._costs[i], 0.01 * share * seconds)
-            self._covariance[i][i] += (_DRIFT_SHARE * cost) ** 2 * seconds
-        scale = max(seconds, self._costs[0])
-        for i, share in enumerate(_PRIOR_SHARES):
-            limit = (share * scale) ** 2
-            if self._covariance[i][i] > limit:
-                ratio = (limit / self._covariance[i][i]) ** 0.5
-                for j in range(3):
-                    self._covariance[i][j] *= ratio
-                    self._covariance[j][i] *= ratio
+                self._covariance[i][j] += spread[i] * spread[j] * change
