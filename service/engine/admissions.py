@@ -87,10 +87,10 @@ class Admissions:
         too_big: list[Sequence] = []
         deferred = 0
         for sequence in self._waiting:
-            if not budget.tokens or (
-                self._is_full and not self._running.outranked_by(sequence.priority)
-            ):
+            if not budget.tokens:
                 return
+            if self._is_full and not self._running.outranked_by(sequence.priority):
+                break
             request = self._waiting.request(sequence, self._headroom_blocks)
             answer = self._manager.admit(request)
             if self._is_deferred(sequence, request, answer):

@@ -6,7 +6,7 @@ from collections import Counter
 
 from kvcache import CacheManager
 from kvcache.pressure import FOREVER_SECONDS, PressureLevel
-from service.device.memory import DeviceMemory
+from service.device.memory import DeviceMemory, MemoryFigures
 from service.device.owner import Owner
 from service.engine.demand import Demand
 from service.engine.figures import GovernorAction, Vitals
@@ -59,14 +59,15 @@ class MemoryWatch:
 
         Lets the next step be as large as the governor and the OOM ladder allow.
         """
+        figures: MemoryFigures | None = None
         if self._governor.is_due(now_seconds):
-            self._decision = decision = self._governor.decide(self._reading(now_seconds))
+            figures = self._device.figures()
+            self._decision = decision = self._governor.decide(self._reading(now_seconds, figures))
             self._actions.update(decision.actions)
             self._resizer.govern(decision.pool_goal_blocks, now_seconds)
-            self._set_pace()
-            self.observe(now_seconds)
-        else:
-            self._set_pace()
+        self._set_pace()
+        if figures is not None:
+            self._note(now_seconds, figures)
 
     def shrink(self, size_bytes: int, floor_blocks: int, now_seconds: float) -> None:
         """Makes the pool give so much back at once, as long as `floor_blocks` are left."""
@@ -78,7 +79,9 @@ class MemoryWatch:
 
     def observe(self, now_seconds: float) -> Vitals:
         """The figures of this moment, with the decision in force."""
-        figures = self._device.figures()
+        return self._note(now_seconds, self._device.figures())
+
+    def _note(self, now_seconds: float, figures: MemoryFigures) -> Vitals:
         decision, owners = self._decision, figures.by_owner
         pace = self._scheduler.pace
         retries, shrinks, requeues, fails = self._ladder.rungs
@@ -115,8 +118,7 @@ class MemoryWatch:
         step_tokens = min(decision.step_tokens, self._ladder.step_tokens)
         self._scheduler.set_pace(step_tokens, decision.prefill_tokens, decision.admits)
 
-    def _reading(self, now_seconds: float) -> GovernorReading:
-        figures = self._device.figures()
+    def _reading(self, now_seconds: float, figures: MemoryFigures) -> GovernorReading:
         narrow_tokens = self._governor.prefill_tokens(PressureLevel.HIGH)
         return GovernorReading(
             now_seconds=now_seconds,

@@ -14,7 +14,6 @@ progress and the engine cannot thrash for ever.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
 
 from kvcache import CacheManager, PreemptionPlan
 from service.engine.admissions import Admissions
@@ -82,8 +81,8 @@ class Scheduler:
 
     def largest_tokens(self, *, and_waiting: bool = True) -> int:
         """Tokens of the longest sequence that runs, or waits; 0: there is none."""
-        waiting: Iterable[Sequence] = self._waiting if and_waiting else ()
-        return max((s.num_tokens for s in chain(self._running, waiting)), default=0)
+        running_tokens = max((s.num_tokens for s in self._running), default=0)
+        return max(running_tokens, self._waiting.largest_tokens) if and_waiting else running_tokens
 
     def largest_blocks(self, *, and_waiting: bool) -> int:
         """What the longest one needs to run alone, and one block for its growth; 0: none is."""
@@ -93,7 +92,9 @@ class Scheduler:
     @property
     def wants_prompt_logprobs(self) -> bool:
         """Whether a sequence is there that may take rows of logits for its prompt."""
-        return any(s.missing_prompt_logprobs for s in chain(self._running, self._waiting))
+        return self._waiting.wants_prompt_logprobs or any(
+            sequence.missing_prompt_logprobs for sequence in self._running
+        )
 
     def submit(self, sequence: Sequence) -> None:
         """Queues a new sequence."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kvcache import AdmissionRequest, CacheManager
 from kvcache.admission import RETENTION_LEVELS
 from service.engine.fair_queue import WaitingQueue
@@ -19,6 +21,24 @@ class WaitingRoom(WaitingQueue):
         self._manager = manager
         self._tiers = tiers
         self._expected: set[int] = set()  # sequences whose hits are kept
+        self._lengths: Counter[int] = Counter()  # how many have so many tokens
+        self._logprob_seekers = 0
+
+    @property
+    def largest_tokens(self) -> int:
+        """Tokens of the longest one; 0: nobody waits."""
+        return max(self._lengths, default=0)
+
+    @property
+    def wants_prompt_logprobs(self) -> bool:
+        """Whether one will take rows of logits for its prompt."""
+        return self._logprob_seekers > 0
+
+    def add(self, sequence: Sequence) -> None:
+        """Puts a sequence in its place."""
+        super().add(sequence)
+        self._lengths[sequence.num_tokens] += 1
+        self._logprob_seekers += bool(sequence.missing_prompt_logprobs)
 
     def remove(self, sequence: Sequence) -> None:
         """Takes a sequence out that starts; ValueError if it is not there."""
@@ -68,5 +88,10 @@ class WaitingRoom(WaitingQueue):
                 self._manager.expect(self.request(sequence, headroom_blocks=0))
 
     def _forget(self, sequence: Sequence) -> None:
+        """While it waited, it had the tokens and wishes that it came with."""
+        self._lengths[sequence.num_tokens] -= 1
+        if not self._lengths[sequence.num_tokens]:
+            del self._lengths[sequence.num_tokens]
+        self._logprob_seekers -= bool(sequence.missing_prompt_logprobs)
         self._expected.discard(sequence.sequence_id)
         self._tiers.let_go(sequence)
