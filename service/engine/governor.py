@@ -76,8 +76,9 @@ class Governor:
         goal_blocks, pool_action = self._pool.next(
             reading, limits, self._spare_trend.fall_per_second
         )
+        too_little_bytes = reading.narrow_demand_bytes - 1
         exhaustion_seconds = self._spare_trend.seconds_until(
-            reading.pool_blocks * reading.block_bytes + reading.demand_bytes
+            reading.pool_blocks * reading.block_bytes + too_little_bytes
         )
         self._kv.look(reading)
         self._device.look(

@@ -55,8 +55,9 @@ class PoolGoal:
         if after < before:
             self._note_shrink(reading.now_seconds)
             return after, GovernorAction.SHRINK
-        if after > before:
+        if wanted > before:
             self._grew_seconds = reading.now_seconds
+        if after > before:
             return after, GovernorAction.GROW
         return after, None
 

@@ -8,13 +8,15 @@ from itertools import groupby, pairwise
 
 import pytest
 from governor_sim import MIB, Machine, Member, Moment, Simulation, ramp, steady_load
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from kvcache.pressure import FOREVER_SECONDS, PressureLevel
 from service.engine.figures import GovernorAction
 
 LOOK_SECONDS = 0.1
+# Minutes of simulation are not worth hours of shrinking.
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
 
 machines = st.builds(
     Machine.sized,
@@ -54,7 +56,7 @@ def test_a_device_at_rest_is_at_normal_whatever_its_size(machine: Machine) -> No
     rise_seconds=st.sampled_from([0.01, 1.0, 10.0]),
     begin=st.floats(3.0, 4.0),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, phases=NO_SHRINKING)
 def test_a_neighbour_that_takes_memory_and_gives_it_back(
     machine: Machine, share: float, rise_seconds: float, begin: float
 ) -> None:
@@ -62,6 +64,7 @@ def test_a_neighbour_that_takes_memory_and_gives_it_back(
     sim = Simulation(machine, foreign=foreign, arrivals=load_of(machine))
     sim.run(begin + 2 * rise_seconds + 10)
     gone = sim.seconds
+    sim.arrivals = lambda _: []
     sim.run(90)
 
     taken_bytes = share * machine.total_bytes
@@ -141,7 +144,7 @@ def test_a_neighbour_that_comes_and_goes_does_not_make_the_pool_flap(period_seco
     per_step=st.floats(0.05, 1.0),
     output_tokens=st.integers(20, 300),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40, deadline=None, phases=NO_SHRINKING)
 def test_under_a_steady_load_and_a_neighbour_that_stays_nothing_flaps(
     machine: Machine, share: float, per_step: float, output_tokens: int
 ) -> None:
