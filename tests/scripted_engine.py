@@ -278,6 +278,7 @@ class Engine:
                         "seed": s.sampling.seed,
                         "resumed": s.resumed,
                         "max_tokens": s.max_tokens,
+                        "expected_tokens": s.expected_tokens,
                         "prompt_logprobs": s.sampling.prompt_logprobs,
                     }
                     for s in message.sequences
