@@ -22,6 +22,7 @@ def test_the_server_passes_the_drill(tmp_path: Path, capsys: pytest.CaptureFixtu
         status = main(
             [
                 *("drill", "--quick", "--streams", "6", "--prompts", "8", "--max-tokens", "64"),
+                *("--recovery-limit", "100"),
                 *("--server", live.address, "--admin-server", live.admin_address),
                 *("--json", str(document)),
             ]
