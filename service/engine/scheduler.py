@@ -124,10 +124,7 @@ class Scheduler:
         """What memory allows from the next step on, see `Pace`; at most what the settings do."""
         most = self._limits.max_step_tokens
         step_tokens = max(1, min(step_tokens, most))
-        pace = Pace(step_tokens, max(1, min(prefill_tokens, step_tokens)), admits)
-        if pace != self._pace:
-            self._pace = pace
-            self._admissions.note_change()
+        self._pace = Pace(step_tokens, max(1, min(prefill_tokens, step_tokens)), admits)
 
     def set_pool(self, usable_blocks: int, headroom_blocks: int, reach_blocks: int) -> None:
         """Admission counts with a pool of `usable_blocks` from now on.

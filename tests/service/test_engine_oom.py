@@ -52,11 +52,11 @@ class TestAFailedStep:
         harness = EngineHarness()
         spec = spec_of(1, range(20), max_tokens=10)
         harness.core.submit([spec])
-        failing(harness, 0, 4, 5)
+        failing(harness, 0, 4, 5, 8, 10)
         harness.run()
         assert harness.output(1) == harness.oracle(spec)
-        assert rungs(harness) == [RETRY] * 3
-        assert len(harness.reports) == 3 + 1 + 10  # the prompt in two parts, after the first one
+        assert rungs(harness) == [RETRY] * 5
+        assert len(harness.reports) == 5 + 1 + 10  # the prompt in two parts, after the first one
 
     def test_does_not_take_a_second_slot_for_the_same_token(self) -> None:
         harness = EngineHarness(block_tokens=1, blocks=8)
@@ -129,19 +129,23 @@ class TestRungs:
         assert harness.pool_when_told == [200] * 4
         assert harness.manager.usable_blocks == 200 - 40  # 1250 of the 1000 bytes wanted
         assert vitals_of(harness).level is PressureLevel.CRITICAL
+        harness.step()
+        assert harness.manager.usable_blocks == 200 - 40  # and not all of them at once
         harness.run()
         for _ in range(200):
             harness.step()
         assert harness.manager.usable_blocks == 200
         assert vitals_of(harness).level is PressureLevel.NORMAL
 
-    def test_the_pool_keeps_what_the_largest_one_needs(self) -> None:
-        harness = EngineHarness(blocks=24, block_tokens=4)
+    @pytest.mark.parametrize("running", [1, 2])
+    def test_the_pool_keeps_what_the_largest_one_needs(self, running: int) -> None:
+        harness = EngineHarness(blocks=24, block_tokens=4, max_running_sequences=running)
         specs = [spec_of(1, range(20), max_tokens=6), spec_of(2, range(100, 150), max_tokens=6)]
         harness.core.submit(specs)
         failing(harness, *range(1, 6))
+        harness.run_until(lambda: rungs(harness) == [RETRY, RETRY, RETRY, SHRINK, SHRINK])
+        assert harness.manager.usable_blocks == 14  # 50 tokens, and one block to grow
         harness.run()
-        assert rungs(harness) == [RETRY, RETRY, RETRY, SHRINK, SHRINK]
         for spec in specs:
             assert harness.output(spec.sequence_id) == harness.oracle(spec)
 
@@ -203,16 +207,19 @@ class TestNarrowSteps:
             assert max(np.diff(steps)) <= turns
         assert all(len(batch.token_ids) <= step_tokens for batch in harness.runner.batches[1:])
 
-    def test_a_prompt_comes_on_beside_more_decodes_than_a_step_has_tokens(self) -> None:
-        harness = EngineHarness()
+    @pytest.mark.parametrize("step_tokens", [3, 5])
+    def test_a_prompt_comes_on_beside_as_many_decodes_as_a_step_has_tokens(
+        self, step_tokens: int
+    ) -> None:
+        harness = EngineHarness(prefill_chunk_tokens=4)
         harness.core.submit([spec_of(i, [i], max_tokens=60) for i in range(1, 6)])
         harness.step()
         late = spec_of(9, range(10), max_tokens=1)
         harness.core.submit([late])
         harness.step()
         assert harness.core.stats().running == 6 - len(harness.output(9))
-        pace(harness, step_tokens=3)
-        harness.run_until(lambda: harness.ended(9))
+        pace(harness, step_tokens=step_tokens)
+        harness.run_until(lambda: harness.ended(9), max_steps=30)
         assert harness.output(9) == harness.oracle(late)
 
     def test_growth_costs_nobody_else_before_it_is_ones_turn(self) -> None:
@@ -238,6 +245,18 @@ class TestPace:
         harness.run()
         sizes = [len(batch.token_ids) for batch in harness.runner.batches[1:]]
         assert max(sizes) == 17
+
+    def test_who_found_no_room_in_a_narrow_step_enters_a_wider_one(self) -> None:
+        harness = EngineHarness()
+        harness.core.submit([spec_of(i, [i], max_tokens=20) for i in (1, 2)])
+        harness.step()
+        pace(harness, step_tokens=2)
+        harness.core.submit([spec_of(3, [3], max_tokens=20)])
+        harness.step()
+        assert harness.core.stats().waiting == 1
+        pace(harness, step_tokens=3)
+        harness.step()
+        assert harness.core.stats().waiting == 0
 
     def test_nobody_is_admitted_while_something_runs(self) -> None:
         harness = EngineHarness()
@@ -289,6 +308,22 @@ class TestVitals:
         vitals = vitals_of(harness)
         assert vitals.step_tokens == 1  # half of a half of a step of one token
         assert vitals.demand_bytes == runner.step_bytes(1, 1, 101)
+        harness.run()
+        harness.now_seconds += 60
+        harness.core.rest()
+        assert vitals_of(harness).demand_bytes == runner.step_bytes(
+            vitals_of(harness).step_tokens, min(vitals_of(harness).step_tokens, 64), 1
+        )
+
+    def test_while_nobody_is_admitted_only_those_who_run_want_logits(self) -> None:
+        harness = EngineHarness()
+        harness.core.submit([spec_of(i, range(i, i + 100), max_tokens=50) for i in (1, 2)])
+        failing(harness, 0)
+        harness.step()
+        harness.step()
+        vitals = vitals_of(harness)
+        assert (vitals.admits, vitals.step_tokens) == (False, 100)
+        assert vitals.demand_bytes == harness.runner.step_bytes(100, 2, 100)
 
 
 def test_last_words_name_the_error_and_who_was_in_the_batch() -> None:
