@@ -1,0 +1,219 @@
+"""A GPU as a device, over fakes of torch's allocator and of the driver."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.device.cuda import CudaDevice
+from service.device.errors import DeviceOutOfMemoryError
+from service.device.nvml import GpuDriver, open_driver
+from service.device.owner import Owner
+
+
+class NotSupportedError(Exception):
+    """As `pynvml.NVMLError_NotSupported`."""
+
+
+@dataclass
+class Library:
+    """`pynvml`, as far as it is used; None in place of a figure: not supported."""
+
+    processes: list[tuple[int, int | None]] | None = None
+    has_driver: bool = True
+    NVMLError: type[Exception] = NotSupportedError
+
+    def nvmlInit(self) -> None:
+        if not self.has_driver:
+            raise NotSupportedError
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-1":
+            raise NotSupportedError
+        return uuid
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle: Any) -> list[Any]:
+        if self.processes is None:
+            raise NotSupportedError
+        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes]
+
+
+@dataclass
+class Gpu:
+    """`torch.cuda` on a device of 1,000 bytes: segments, what is used of them, what others have."""
+
+    others: int = 100
+    context: int = 50
+    kv_pool: int = 0
+    reserved: int = 0
+    allocated: int = 0
+    split: int = 0
+    peak: int = 0
+    retries: int = 0
+    synchronized: int = 0
+    library: Library = field(default_factory=Library)
+
+    def mem_get_info(self, _device: int) -> tuple[int, int]:
+        return 1000 - self.others - self.context - self.kv_pool - self.reserved, 1000
+
+    def memory_stats(self, _device: int) -> dict[str, int]:
+        return {
+            "reserved_bytes.all.current": self.reserved,
+            "allocated_bytes.all.current": self.allocated,
+            "allocated_bytes.all.peak": self.peak,
+            "inactive_split_bytes.all.current": self.split,
+            "num_alloc_retries": self.retries,
+        }
+
+    def empty_cache(self) -> None:
+        self.reserved = self.allocated + self.split
+
+    def reset_peak_memory_stats(self, _device: int) -> None:
+        self.peak = self.allocated
+
+    def synchronize(self, _device: int) -> None:
+        self.synchronized += 1
+
+    def allocate(self, size_bytes: int) -> None:
+        self.allocated += size_bytes
+        self.reserved = max(self.reserved, self.allocated + self.split)
+        self.peak = max(self.peak, self.allocated)
+
+    def device(self) -> CudaDevice:
+        return CudaDevice(0, GpuDriver(self.library, "h"), self, available_bytes=lambda: 7)
+
+
+class TestLedger:
+    """Claims, what torch has reserved, and what the driver says."""
+
+    def test_owners_sum_to_what_is_used(self) -> None:
+        gpu = Gpu()
+        device = gpu.device()
+        device.take(Owner.WEIGHTS, 300)
+        gpu.allocate(300)
+        device.take(Owner.KV_POOL, 200)
+        gpu.kv_pool = 200
+        gpu.allocate(80)
+        gpu.allocated -= 60
+        gpu.library.processes = [(1, 99), (os.getpid(), 300 + 80 + 200 + 50)]
+        figures = device.figures()
+        assert figures.by_owner == {
+            Owner.WEIGHTS: 300,
+            Owner.KV_POOL: 200,
+            Owner.ACTIVATIONS: 80,
+            Owner.GRAPHS: 0,
+            Owner.CONTEXT: 50,
+            Owner.OTHERS: 100,
+        }
+        assert (figures.total_bytes, figures.free_bytes) == (1000, 270)
+        assert (figures.reclaimable_bytes, figures.host_available_bytes) == (60, 7)
+
+    @pytest.mark.parametrize("processes", [None, [], [(1, 400)], [(os.getpid(), None)]])
+    def test_a_context_that_the_driver_does_not_tell_is_of_others(
+        self, processes: list[tuple[int, int | None]] | None
+    ) -> None:
+        gpu = Gpu(library=Library(processes=processes))
+        figures = gpu.device().figures()
+        assert figures.by_owner[Owner.CONTEXT] == 0
+        assert figures.by_owner[Owner.OTHERS] == 150
+
+    def test_a_claim_is_not_free_before_it_is_allocated(self) -> None:
+        gpu = Gpu()
+        device = gpu.device()
+        device.take(Owner.WEIGHTS, 500)
+        figures = device.figures()
+        assert figures.free_bytes == 500
+        assert sum(figures.by_owner.values()) == 500
+
+    def test_parts_of_segments_that_are_in_use_cannot_be_reclaimed(self) -> None:
+        gpu = Gpu(reserved=300, allocated=100, split=120)
+        device = gpu.device()
+        assert device.figures().reclaimable_bytes == 80
+        assert device.release_cached() == 80
+        assert device.figures().reclaimable_bytes == 0
+
+    @pytest.mark.parametrize("size_bytes", [-1, 101])
+    def test_nobody_gives_back_what_he_has_not(self, size_bytes: int) -> None:
+        device = Gpu().device()
+        device.take(Owner.KV_POOL, 100)
+        with pytest.raises(ValueError, match="100 were taken"):
+            device.give_back(Owner.KV_POOL, size_bytes)
+        with pytest.raises(ValueError, match="at least 0"):
+            device.take(Owner.KV_POOL, -1)
+
+
+class TestTake:
+    """What fits."""
+
+    def test_a_step_fits_into_free_and_cached_memory(self) -> None:
+        gpu = Gpu(reserved=400)
+        device = gpu.device()
+        device.take(Owner.ACTIVATIONS, 850)
+        assert gpu.reserved == 400, "the allocator finds its way by itself"
+
+    def test_the_pool_needs_free_memory_so_that_the_cache_goes(self) -> None:
+        gpu = Gpu(reserved=400, retries=2)
+        device = gpu.device()
+        device.take(Owner.KV_POOL, 600)
+        assert gpu.reserved == 0
+        assert device.figures().allocator_retries == 3
+
+    def test_more_than_there_is(self) -> None:
+        gpu = Gpu(reserved=400, allocated=100)
+        device = gpu.device()
+        with pytest.raises(DeviceOutOfMemoryError) as caught:
+            device.take(Owner.ACTIVATIONS, 751)
+        assert (caught.value.free_bytes, caught.value.total_bytes) == (750, 1000)
+        assert device.figures().by_owner[Owner.WEIGHTS] == 0
+
+
+def test_the_peak_is_that_of_the_work() -> None:
+    gpu = Gpu()
+    gpu.allocate(700)
+    gpu.allocated = 200
+
+    def work() -> None:
+        gpu.allocate(90)
+        gpu.allocated -= 90
+
+    assert gpu.device().peak_bytes(work) == 90
+    assert gpu.synchronized == 1
+
+
+class TestDriver:
+    """NVML: what is not supported is None."""
+
+    @pytest.mark.parametrize(
+        ("library", "uuid"),
+        [(Library(has_driver=False), "GPU-1"), (Library(), "GPU-2")],
+        ids=["no driver", "no such GPU"],
+    )
+    def test_without_a_gpu(self, library: Library, uuid: str) -> None:
+        assert open_driver(uuid, library) is None
+
+    def test_the_real_library_on_a_machine_without_a_driver(self) -> None:
+        assert open_driver("GPU-1") is None
+
+    @pytest.mark.parametrize(
+        ("processes", "pid", "answer"),
+        [
+            ([(os.getpid(), 3)], None, 3),
+            ([(1, 5), (17, 0)], 17, 0),
+            ([(17, None)], 17, None),
+            ([(1, 5)], None, None),
+            (None, 1, None),
+        ],
+    )
+    def test_what_a_process_has(
+        self,
+        processes: list[tuple[int, int | None]] | None,
+        pid: int | None,
+        answer: int | None,
+    ) -> None:
+        driver = open_driver("GPU-1", Library(processes=processes))
+        assert driver is not None
+        assert driver.process_bytes(pid) == answer
