@@ -89,7 +89,7 @@ class Server:
         self._running: list[Request] = []
         self._numbers = itertools.count(1)
         self._steps = self._prefilled = self._decoded = 0
-        self._last_step_seconds = 0.0
+        self._busy_seconds = 0.0
 
     def run(self, arrivals: Iterator[tuple[float, str]], until_seconds: float) -> None:
         """Takes (time, tenant) in order of time, and works until then."""
@@ -209,11 +209,12 @@ class Server:
             if taken and not request.left_prompt_tokens:
                 decoding.append(request)
         seconds = world.costs.step_seconds(len(decoding), prefilled) * self.slowness
-        self.now_seconds += seconds * self._rng.uniform(1 - world.noise, 1 + world.noise)
+        seconds *= self._rng.uniform(1 - world.noise, 1 + world.noise)
+        self.now_seconds += seconds
+        self._busy_seconds += seconds
         self._steps += 1
         self._prefilled += prefilled
         self._decoded += len(decoding)
-        self._last_step_seconds = self.now_seconds
         for request in decoding:
             request.candidates[0].output_tokens += 1
             if request.candidates[0].output_tokens == 1:
@@ -238,7 +239,7 @@ class Server:
             steps=self._steps,
             prefill_tokens=self._prefilled,
             decode_tokens=self._decoded,
-            last_step_seconds=self._last_step_seconds,
+            busy_seconds=self._busy_seconds,
         )
         return EngineStats(**values)
 

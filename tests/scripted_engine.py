@@ -262,6 +262,7 @@ class Engine:
             preemptions=0,
             step_seconds=self._step_seconds,
             last_step_seconds=time.monotonic(),
+            busy_seconds=getattr(self, "_steps", 0) * self._step_seconds,
         )
 
     def _write(self, message: ToEngine) -> None:

@@ -123,6 +123,7 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     swaps: int = 0  # preemptions whose blocks were copied to the host
     tiers: TierFigures | None = None  # None: there are none
     vitals: Vitals | None = None  # None: nobody has looked yet
+    busy_seconds: float = 0.0  # spent in steps, a counter
 
     @property
     def held_share(self) -> float:

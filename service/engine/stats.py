@@ -42,4 +42,5 @@ def engine_stats(
         swaps=cache.preemptions_by_mode[PreemptionMode.SWAP],
         tiers=tiers.figures(),
         vitals=vitals,
+        busy_seconds=meter.busy_seconds,
     )

@@ -13,6 +13,7 @@ class StepMeter:
         self.prefill_tokens = 0
         self.decode_tokens = 0
         self.step_seconds = 0.0  # moving average
+        self.busy_seconds = 0.0
         self.last_step_seconds = 0.0  # monotonic time when the last step ended
 
     def note(
@@ -24,6 +25,7 @@ class StepMeter:
         self.decode_tokens += decode_tokens
         self.last_step_seconds = ended_seconds
         seconds = ended_seconds - began_seconds
+        self.busy_seconds += seconds
         if self.steps == 1:
             self.step_seconds = seconds
         else:

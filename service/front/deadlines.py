@@ -44,20 +44,16 @@ class Deadlines:
     def engine_reported(self, stats: EngineStats) -> None:
         """`stats` are of all engines so far, and new since the last call."""
         before, self._latest = self._latest, stats
-        if before is None or not before.running + before.waiting:
-            return  # time has passed in which there was nothing to do
+        if before is None:
+            return
         steps = stats.steps - before.steps
-        seconds = stats.last_step_seconds - before.last_step_seconds
+        seconds = stats.busy_seconds - before.busy_seconds
         if steps > 0 and seconds > 0:
             self._costs.note(
                 (stats.decode_tokens - before.decode_tokens) / steps,
                 (stats.prefill_tokens - before.prefill_tokens) / steps,
                 seconds / steps,
             )
-
-    def engine_lost(self) -> None:
-        """The time until the next report says nothing of the speed."""
-        self._latest = None
 
     def note_start(self, request: LiveRequest, now_seconds: float) -> None:
         """A request entered the batch."""

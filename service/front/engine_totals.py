@@ -13,6 +13,7 @@ _COUNTERS = (
     "steps",
     "prefill_tokens",
     "decode_tokens",
+    "busy_seconds",
     "lookup_tokens",
     "hit_tokens",
     "evicted_blocks",

@@ -23,6 +23,7 @@ from service.front.dispatcher import Dispatcher, EngineState
 from service.front.events import AbortedByAdmin, Draining, NotReady, RequestError
 from service.front.handle import RequestHandle
 from service.front.live_requests import LiveRequests
+from service.front.observer import RequestObserver
 from service.front.pressure import PressurePolicy
 from service.front.request import LiveRequest
 from service.front.state import (
@@ -74,6 +75,10 @@ class Front:
         self._draining = False
         self._stopped = False
         self._resumed = asyncio.Event()
+
+    def observe(self, observer: RequestObserver) -> None:
+        """Tells the observer, and none before it, of all requests from now on."""
+        self._requests.outcomes.observer = observer
 
     # --- life cycle ---
 
@@ -316,8 +321,6 @@ class Front:
             self._model = describe_model(
                 self._settings, ready, self._tokenizer, self._default_sampling
             )
-        if self._dispatcher.state is not EngineState.READY:
-            self._requests.engine_lost()
         self._refresh_state()
         self._refresh_pressure()
 

@@ -116,6 +116,7 @@ class LiveRequests:
             eos_ids,
             arrival_seconds=arrival_seconds,
             context_bound=call.max_tokens is None or call.max_tokens > room_tokens,
+            observer=self.outcomes.observer,
         )
         request.forecast_seconds = forecast_seconds
         specs = sequence_specs(
@@ -128,6 +129,7 @@ class LiveRequests:
             arrival_seconds=arrival_seconds,
         )
         self._registry.add(request, demand)
+        self.outcomes.observer.admitted(call)
         reach = self._reach_deadline if end.is_deadline else self._reach_time_limit
         if end.seconds <= now_seconds:
             reach(request)  # the engine never hears of it
@@ -155,10 +157,6 @@ class LiveRequests:
         self._deadlines.engine_reported(stats)
         for request, refusal in self._gate.hopeless(time.monotonic()):
             self.cut(request, refusal)
-
-    def engine_lost(self) -> None:
-        """No engine is at work."""
-        self._deadlines.engine_lost()
 
     def settle(self, request: LiveRequest) -> None:
         """The reader took an event or left. Idempotent."""
