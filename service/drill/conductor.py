@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -125,15 +126,17 @@ class _Drill:
         watch = asyncio.create_task(self._watch.run())
         live = asyncio.create_task(self._live.run(self._order.streams))
         try:
-            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
-            if watch.done():
-                return f"the server is gone: {watch.exception()}"
+            await asyncio.wait({work, watch, live}, return_when=asyncio.FIRST_COMPLETED)
+            for endless in (watch, live):
+                if endless.done():  # then it failed
+                    await endless
             await work
             if self._lost_for_good:
                 return "no engine takes up the streams"
             self._live.stop()
             self._tell("the last streams end")
-            await asyncio.wait({live}, timeout=_ENDING_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(live, _ENDING_SECONDS)
         except PlimsollError as error:
             return f"the server is gone: {error}"
         finally:
