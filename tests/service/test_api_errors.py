@@ -23,6 +23,7 @@ from service.api.errors import INTERNAL_MESSAGE
 from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.front.events import (
     AbortedByAdmin,
+    DeadlineUnreachable,
     Delta,
     Draining,
     DuplicateRequestId,
@@ -93,6 +94,16 @@ ROWS: list[tuple[Exception, grpc.StatusCode, str, dict[str, str], int | None, st
         {"waiting": "7", "limit": "7"},
         1250,
         "1250",
+    ),
+    (
+        DeadlineUnreachable(
+            forecast_seconds=12.3456, remaining_seconds=9.5, retry_after_seconds=2.8456
+        ),
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "DEADLINE_UNREACHABLE",
+        {"forecast_seconds": "12.346", "remaining_seconds": "9.500"},
+        2846,
+        "2846",
     ),
     (
         SlowReader(unsent_tokens=70, limit_seconds=2.5),

@@ -86,6 +86,19 @@ def test_which_errors_pass_by_themselves(error: PlimsollError, is_transient: boo
     assert (state(RetryPolicy()).pause_seconds(error, None) is not None) is is_transient
 
 
+@pytest.mark.parametrize("reason", ["QUEUE_FULL", "DEADLINE_UNREACHABLE"])
+def test_a_refusal_for_load_is_tried_again_when_the_server_said_and_time_is_left(
+    reason: str,
+) -> None:
+    """Perhaps on another replica. A deadline that is nearer than the hint is the end."""
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+    refusal = PlimsollError("busy", code, reason, retry_after_seconds=2.0)
+    pause = state(RetryPolicy()).pause_seconds(refusal, 10.0)
+    assert pause is not None
+    assert 2.0 <= pause <= 2.4
+    assert state(RetryPolicy()).pause_seconds(refusal, 2.0) is None
+
+
 def test_the_budget_stops_retries_of_all_calls_until_calls_succeed() -> None:
     budget = RetryBudget(capacity=10, tokens_per_success=1)
     granted = 0
