@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvcache import Arena, KVDtype, KVLayout
+from kvcache.arena import HEADROOM_BYTES
 from kvcache.errors import InvalidArgumentError, MemoryShortError
 from service.device.arena import DeviceArena
 from service.device.cpu import CpuDevice
@@ -88,10 +89,12 @@ def test_what_the_allocator_keeps_counts_as_there_and_goes_when_it_is_needed() -
     assert stage.device.figures().allocator_retries == 1
 
 
+@pytest.mark.parametrize("host_bytes", [60 * BLOCK, HEADROOM_BYTES])
 @pytest.mark.parametrize("what", ["require_memory", "grow"])
-def test_a_host_that_is_short_stops_growth_too(what: str) -> None:
+def test_a_host_that_is_short_stops_growth_too(what: str, host_bytes: int) -> None:
+    """On the device, or in the arena, which leaves more of the host than steps need."""
     stage = Stage()
-    stage.host_bytes = 60 * BLOCK
+    stage.host_bytes = host_bytes
     with pytest.raises(MemoryShortError):
         getattr(stage.pool, what)(80)
     stage.assert_unchanged()

@@ -143,6 +143,8 @@ class TestOnADevice:
     def test_a_limit_of_the_pool_bounds_start_and_growth(self, model: ModelConfig) -> None:
         settings = device(GIB, kv_memory_max_bytes=51 * BLOCK)
         assert plan(model, settings, GIB) == PoolPlan(50, 50, 800)
+        small_bytes = wanted_bytes(20, 320)
+        assert plan(model, settings, small_bytes) == PoolPlan(20, 20, 320)
 
     def test_a_pool_that_was_asked_for_may_fill_the_device_to_the_last_byte(
         self, model: ModelConfig
