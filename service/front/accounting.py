@@ -36,11 +36,13 @@ class Account:
         """A new engine computes again what a dead one had computed."""
         self.recomputed_tokens += max(0, known_tokens - cached_tokens)
 
-    def received(self, now_seconds: float) -> None:
-        """Tokens came from the engine."""
-        if self.first_token_seconds is None:
+    def received(self, now_seconds: float) -> bool:
+        """Tokens came from the engine. True: the first ones."""
+        is_first = self.first_token_seconds is None
+        if is_first:
             self.first_token_seconds = now_seconds
         self.last_token_seconds = now_seconds
+        return is_first
 
     def sent(self, now_seconds: float) -> None:
         """Tokens were handed to the transport."""
@@ -52,6 +54,13 @@ class Account:
         self.recomputed_tokens += finished.recomputed_tokens
         self.preemptions += finished.preemptions
         self.preempted_seconds += finished.preempted_seconds
+
+    @property
+    def prefill_seconds(self) -> float:
+        """From the first batch to the first token; 0 until there is one."""
+        if self.scheduled_seconds is None or self.first_token_seconds is None:
+            return 0.0
+        return self.first_token_seconds - self.scheduled_seconds
 
     def usage(self, completion_tokens: int) -> Usage:
         """The figures of the end message, with the tokens generated."""
@@ -71,9 +80,7 @@ class Account:
         first_sent = self.first_sent_seconds
         return Timings(
             queue_seconds=(now_seconds if scheduled is None else scheduled) - arrival,
-            prefill_seconds=(
-                0.0 if scheduled is None or first_token is None else first_token - scheduled
-            ),
+            prefill_seconds=self.prefill_seconds,
             time_to_first_token_seconds=0.0 if first_sent is None else first_sent - arrival,
             decode_seconds=(
                 0.0 if first_token is None or last_token is None else last_token - first_token

@@ -26,6 +26,7 @@ class Candidate:
         "_detokenizer",
         "_eos_ids",
         "_finish_sent",
+        "_heard_seconds",
         "_ids",
         "_logprobs",
         "_matcher",
@@ -76,6 +77,7 @@ class Candidate:
         self._logprobs: list[TokenLogprob] = []
         self._tokens_since_delta = 0
         self._finish_sent = False
+        self._heard_seconds: float | None = None
 
     @property
     def unsent_tokens(self) -> int:
@@ -90,6 +92,11 @@ class Candidate:
         return self._tokens_since_delta >= self._call.stream_interval_tokens and bool(
             self._text or self._ids or self._logprobs
         )
+
+    def heard(self, now_seconds: float) -> float | None:
+        """Tokens came: how long after those before; None: they are the first."""
+        last_seconds, self._heard_seconds = self._heard_seconds, now_seconds
+        return None if last_seconds is None else now_seconds - last_seconds
 
     def push(self, output: Output) -> bool:
         """Takes new tokens. True: a stop string ended the candidate before the engine did."""

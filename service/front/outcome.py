@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import structlog
 
 from service.front.call import GenerationCall
 from service.front.events import DeadlineUnreachable, QueueFull, RequestError
+from service.front.observer import Ending, RequestObserver
 from service.front.request import LiveRequest
 
 _log = structlog.get_logger(__name__)
@@ -22,10 +23,12 @@ class Outcomes:
     failed: int = 0
     cancelled: int = 0  # the client left
     rejected: int = 0  # refused at once or while they waited, for want of room or time
+    observer: RequestObserver = field(default_factory=RequestObserver)
 
     def reject(self, call: GenerationCall, error: RequestError) -> None:
         """A call was refused."""
         self.rejected += 1
+        self.observer.refused(call, error)
         _log.info(
             "request refused",
             request_id=call.request_id,
@@ -48,17 +51,27 @@ class Outcomes:
         else:
             self.cancelled += 1
             outcome = "cancelled"
-        call = request.call
-        timings = asdict(request.account.timings(time.monotonic()))
-        reasons = [c.finish_reason.name if c.finish_reason else None for c in request.candidates]
+        call, now_seconds = request.call, time.monotonic()
+        ending = Ending(
+            error=request.error,
+            completed=outcome == "completed",
+            finish_reasons=[candidate.finish_reason for candidate in request.candidates],
+            usage=request.account.usage(request.output_tokens),
+            timings=request.account.timings(now_seconds),
+            duration_seconds=now_seconds - request.account.arrival_seconds,
+        )
+        self.observer.ended(call, ending)
         _log.info(
             "request ended",
             request_id=call.request_id,
             tenant=call.tenant,
             outcome=outcome,
-            finish_reasons=reasons,
+            finish_reasons=[reason and reason.name for reason in ending.finish_reasons],
             priority=call.priority,
             unsent_tokens=request.unsent_tokens,
-            **asdict(request.account.usage(request.output_tokens)),
-            **{k: round(v, 6) if isinstance(v, float) else v for k, v in timings.items()},
+            **asdict(ending.usage),
+            **{
+                name: round(value, 6) if isinstance(value, float) else value
+                for name, value in asdict(ending.timings).items()
+            },
         )

@@ -12,6 +12,7 @@ from service.front.accounting import Account
 from service.front.call import GenerationCall
 from service.front.candidate import Candidate
 from service.front.events import Ended, Event, Progress, RequestError, Started
+from service.front.observer import RequestObserver
 from service.tokenizer.incremental import TokenDecoder
 from service.tokenizer.stops import StopMatcher
 
@@ -32,6 +33,7 @@ class LiveRequest:
         *,
         arrival_seconds: float,
         context_bound: bool,
+        observer: RequestObserver | None = None,
     ) -> None:
         """`context_bound`: not the client but the context decides the largest output."""
         matcher = StopMatcher(call.stop, call.include_stop) if call.stop else None
@@ -50,6 +52,7 @@ class LiveRequest:
         # Candidates that the engine may still say something about.
         self._unsettled = set(sequence_ids)
         self._context_bound = context_bound
+        self._observer = observer or RequestObserver()
         self._prompt_logprobs: list[TokenLogprob] | None = None
         self._started_sent = False
         self._ended_sent = False
@@ -111,16 +114,29 @@ class LiveRequest:
         if not self.scheduled:
             self.scheduled = True
             self.account.first_scheduled(started.scheduled_seconds, started.cached_tokens)
+            self._observer.scheduled(started.scheduled_seconds - self.account.arrival_seconds)
+
+    def resumed(self, known_tokens: int, cached_tokens: int) -> None:
+        """A candidate goes on in another engine, which computes again what it does not have."""
+        self.account.resumed(known_tokens, cached_tokens)
+        self._observer.resumed()
 
     def output(self, output: Output, now_seconds: float) -> bool:
         """Takes new tokens. True: the candidate is over and the engine should stop it."""
         candidate = self._by_sequence[output.sequence_id]
         if candidate.finish_reason is not None:
             return False
-        self.account.received(now_seconds)
+        if self.account.received(now_seconds):
+            self._observer.first_token(
+                now_seconds - self.account.arrival_seconds, self.account.prefill_seconds
+            )
         if output.prompt_logprobs is not None and self._prompt_logprobs is None:
             self._prompt_logprobs = output.prompt_logprobs
-        return candidate.push(output)
+        before_tokens = candidate.output_tokens
+        is_over = candidate.push(output)
+        gap_seconds = candidate.heard(now_seconds)
+        self._observer.received(self.call, candidate.output_tokens - before_tokens, gap_seconds)
+        return is_over
 
     def finished(self, finished: Finished) -> None:
         """The engine is done with a candidate."""
