@@ -294,8 +294,9 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
         float,
         about(
             "Pressure",
-            "Time that a request too large for a pool which had to give memory back waits for it "
-            "to grow again, when the device has no memory for that, before it is refused.",
+            "Time that a request waits while others have the memory of the device, be it that it "
+            "is too large for a pool that had to give memory back or that not even a step of it "
+            "alone finds memory, before it ends with an error.",
             "seconds",
             ge=0.0,
             le=86_400.0,

@@ -98,7 +98,7 @@ class EngineCore:
             settings.load_line,
             settings.pool_wait_seconds,
         )
-        self._ladder = OomLadder(settings.max_step_tokens)
+        self._ladder = OomLadder(settings.max_step_tokens, settings.pool_wait_seconds)
         self._watch = MemoryWatch(
             device,
             manager,
@@ -182,7 +182,8 @@ class EngineCore:
         began_seconds = self._clock()
         self._watch.look(began_seconds)
         self._resizer.advance(began_seconds)
-        plan = self._scheduler.plan(began_seconds)
+        is_resting = self._ladder.is_resting(began_seconds)
+        plan = StepPlan() if is_resting else self._scheduler.plan(began_seconds)
         self._chunks = plan.chunks
         self._settle(plan)
         started = [

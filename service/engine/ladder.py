@@ -8,12 +8,17 @@ Each rung costs more than the one before, so it is tried only when those did not
    again, and steps are as small as they can be.
 4. FAIL: the one that is left ends with an error. The next failure begins at 1 again.
 
+What others take of the device they may soon give back, and the pool may still be on its way to
+becoming smaller. So before the fourth rung the third is taken again and again, with rests between,
+for some time since a step last succeeded.
+
 A step that succeeds ends the climb. The token budget comes back more slowly: it doubles after
 some good steps, and after more of them each time that a step failed for its new size.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from service.engine.figures import OomRung
@@ -24,6 +29,8 @@ _CLIMB = [rung for rung in OomRung for _ in range(_TRIES[rung])]
 _SHRINK_MARGIN = 0.25
 _GOOD_STEPS = 8  # before the token budget doubles
 _MAX_GOOD_STEPS = 256  # where that has failed again and again
+_REST_SECONDS = 0.1  # before a step is tried again that failed alone; doubles
+_MAX_REST_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +45,13 @@ class Measure:
 class OomLadder:
     """Chooses the rung, and remembers the token budget that memory allows."""
 
-    def __init__(self, max_step_tokens: int) -> None:
+    def __init__(self, max_step_tokens: int, wait_seconds: float) -> None:
+        """`wait_seconds`: from the first of the failures in a row, before one is final."""
         self._max_step_tokens = max_step_tokens
+        self._wait_seconds = wait_seconds
+        self._began_seconds: float | None = None  # when the first in a row failed
+        self._rest_seconds = _REST_SECONDS
+        self._rests_until_seconds = -math.inf
         self._failures = 0  # in a row
         self._good_steps = 0  # since a failure, or since the budget doubled
         self._patience_steps = _GOOD_STEPS
@@ -54,10 +66,21 @@ class OomLadder:
         retries, shrinks, requeues, fails = (self._counts[rung] for rung in OomRung)
         return retries, shrinks, requeues, fails
 
+    def is_resting(self, now_seconds: float) -> bool:
+        """Whether it is too early to compute a step."""
+        return now_seconds < self._rests_until_seconds
+
     def failed(self, step_tokens: int, wanted_bytes: int, now_seconds: float) -> Measure:
         """A step of `step_tokens` failed, since an allocation of `wanted_bytes` did."""
+        if self._began_seconds is None:
+            self._began_seconds = now_seconds
         rung = _CLIMB[self._failures]
-        self._failures = (self._failures + 1) % len(_CLIMB)
+        if rung is OomRung.FAIL and now_seconds - self._began_seconds < self._wait_seconds:
+            rung = OomRung.REQUEUE
+            self._rests_until_seconds = now_seconds + self._rest_seconds
+            self._rest_seconds = min(2 * self._rest_seconds, _MAX_REST_SECONDS)
+        else:
+            self._failures = (self._failures + 1) % len(_CLIMB)
         self._counts[rung] += 1
         self.failed_seconds = now_seconds
         if step_tokens > self._proven_tokens:
@@ -76,6 +99,8 @@ class OomLadder:
     def succeeded(self, step_tokens: int) -> None:
         """A step of `step_tokens` was computed."""
         self._failures = 0
+        self._began_seconds = None
+        self._rest_seconds = _REST_SECONDS
         self._good_steps += 1
         if step_tokens > self._proven_tokens:
             self._proven_tokens = step_tokens

@@ -75,7 +75,7 @@ class TestAFailedStep:
 
     def test_holds_none_of_its_tensors_when_the_allocator_lets_go(self) -> None:
         """Else what it holds would not be among what the allocator gives back."""
-        harness = EngineHarness()
+        harness = EngineHarness(pool_wait_seconds=0.0)
         tensors: list[weakref.ref[Tensor]] = []
         alive: list[bool] = []
 
@@ -163,7 +163,7 @@ class TestRungs:
             assert harness.output(spec.sequence_id) == harness.oracle(spec)
 
     def test_one_that_does_not_fit_alone_ends_with_the_figures(self) -> None:
-        harness = EngineHarness(device=roomy_device(10**6))
+        harness = EngineHarness(device=roomy_device(10**6), pool_wait_seconds=0.0)
         specs = [spec_of(i, [i] * 20, max_tokens=8) for i in range(1, 4)]
         harness.core.submit(specs)
         failing(harness, *range(2, 9))
@@ -177,6 +177,31 @@ class TestRungs:
         for spec in specs[1:]:
             assert harness.output(spec.sequence_id) == harness.oracle(spec)
         assert harness.manager.stats().held == 0
+
+    def test_before_that_it_waits_for_others_to_give_memory_back(self) -> None:
+        harness = EngineHarness(pool_wait_seconds=30.0)
+        specs = [spec_of(i, [i] * 20, max_tokens=8) for i in range(1, 4)]
+        harness.core.submit(specs)
+        failing(harness, *range(2, 22))
+        harness.run()
+        assert rungs(harness) == [RETRY] * 3 + [SHRINK] * 2 + [REQUEUE] * 15
+        for spec in specs:
+            assert harness.output(spec.sequence_id) == harness.oracle(spec)
+
+    def test_while_it_waits_it_computes_nothing_and_hears_of_aborts(self) -> None:
+        harness = EngineHarness(pool_wait_seconds=30.0)
+        harness.core.submit([spec_of(1, [1] * 20), spec_of(2, [2] * 20, max_tokens=2)])
+        failing(harness, *range(1, 10))
+        harness.run_until(lambda: len(harness.incidents) == 9)
+        harness.now_seconds -= 0.9  # of the second that a step lasts
+        failed = len(harness.incidents)
+        harness.step()
+        assert harness.core.is_stalled
+        assert len(harness.incidents) == failed
+        harness.core.abort([1])
+        assert [end.sequence_id for end in harness.step().finished] == [1]
+        harness.run()
+        assert harness.finished(2)
 
     def test_an_abort_between_two_rungs_is_no_failure_of_another(self) -> None:
         harness = EngineHarness()
