@@ -20,7 +20,7 @@ from service.engine.request import Sequence
 from service.front.accounting import Account
 from service.front.call import GenerationCall
 from service.front.deadlines import Deadlines
-from service.front.events import DeadlinePassed, DeadlineUnreachable
+from service.front.events import DeadlineUnreachable
 from service.front.gate import DeadlineGate
 from service.front.occupancy import Occupancy
 from service.front.step_costs import Costs
@@ -64,7 +64,6 @@ class Request:
     scheduled: bool = False
     left_prompt_tokens: int = 0
     forecast_seconds: float = 0.0
-    error: Exception | None = None
 
 
 class Server:
@@ -173,7 +172,6 @@ class Server:
         for request in [*self._running, *map(self._requests.__getitem__, self._queue)]:
             deadline_seconds = request.call.deadline_seconds
             if deadline_seconds is not None and deadline_seconds <= self.now_seconds:
-                request.error = DeadlinePassed()
                 self._drop(request, "late" if request.scheduled else "late in the queue")
 
     def _drop(self, request: Request, how: str) -> None:

@@ -7,7 +7,6 @@ from service.engine.figures import EngineStats
 from service.engine.messages import FinishReason
 from service.front.calibration import Calibration
 from service.front.call import GenerationCall
-from service.front.events import DeadlinePassed
 from service.front.forecast import Demand, Load, forecast
 from service.front.habits import Habits
 from service.front.request import LiveRequest
@@ -16,6 +15,7 @@ from service.front.step_costs import StepCosts
 # The least that a request would have taken that was cut at its deadline, as a multiple of its
 # time until then.
 _CUT_RATIO = 1.25
+_LATE_SHARE = 0.9  # of the time to the deadline: who goes after that without an end was late
 _FULL_SHARE = 0.5  # of held blocks from which on blocks may be what admission waits for
 _OWN_ENDS = (
     FinishReason.EOS,
@@ -82,9 +82,11 @@ class Deadlines:
         if is_whole and account.last_token_seconds is not None:
             seconds = account.last_token_seconds - account.arrival_seconds
             self._calibration.note(seconds / request.forecast_seconds)
-        elif isinstance(request.error, DeadlinePassed):
+        elif (deadline_seconds := request.call.deadline_seconds) is not None:
             seconds = now_seconds - account.arrival_seconds
-            self._calibration.note(_CUT_RATIO * seconds / request.forecast_seconds)
+            # The client's clock ends a call a moment before ours does.
+            if seconds > _LATE_SHARE * (deadline_seconds - account.arrival_seconds):
+                self._calibration.note(_CUT_RATIO * seconds / request.forecast_seconds)
 
     @property
     def slots(self) -> int:
