@@ -13,9 +13,16 @@ from service.engine.figures import GovernorAction
 from service.engine.margins import Margins
 from service.engine.readings import GovernorReading
 
-_AHEAD_SECONDS = 2.0  # headroom that is kept against a decline of the spare memory
-_GROWTH_PARTS = 32  # of the ceiling: the pool grows by one of them at a time
-_GROWTH_SECONDS = 0.5  # between two of them
+# For so long the headroom is to last when spare memory declines. What nobody holds is given back
+# early. What sequences hold is worth more: it goes when there is just time left to give it back,
+# which takes a look and a step or two.
+_AHEAD_SECONDS = 2.0
+_NEAR_SECONDS = 0.3
+_NEAR_LOOKS = 2
+# The pool grows by a part of what is missing, and at least by a part of the ceiling, at a time.
+_GROWTH_PART_OF_GAP = 4
+_GROWTH_PART_OF_CEILING = 32
+_GROWTH_SECONDS = 0.5  # between two times
 _HOLD_SECONDS = 2.0  # from a shrink to the first growth; doubled by each shrink after a growth
 _HOLD_MAX_SECONDS = 60.0
 _NARROW_RATIO = 1.1  # of headroom to the demand of a narrow step, when room is made in need
@@ -28,6 +35,7 @@ class PoolGoal:
         self._goal_blocks: int | None = None
         self._shrunk_seconds = -math.inf
         self._grew_seconds = -math.inf
+        self._looked_seconds = math.inf
         self._hold_seconds = _HOLD_SECONDS
 
     def next(
@@ -37,10 +45,15 @@ class PoolGoal:
 
         `decline_bytes_per_second` is that of the spare memory.
         """
-        reserve_bytes = decline_bytes_per_second * _AHEAD_SECONDS
+        near_seconds = min(_AHEAD_SECONDS, _NEAR_SECONDS + _NEAR_LOOKS * self._interval(reading))
+        needed_blocks = reading.held_blocks + reading.running  # a block more for each
 
         def blocks_that_leave(ratio: float) -> int:
-            return _blocks_that_leave(reading, ratio * reading.demand_bytes + reserve_bytes)
+            kept_bytes = ratio * reading.demand_bytes
+            early = kept_bytes + decline_bytes_per_second * _AHEAD_SECONDS
+            late = kept_bytes + decline_bytes_per_second * near_seconds
+            held = min(needed_blocks, _blocks_that_leave(reading, late))
+            return max(held, _blocks_that_leave(reading, early))
 
         ceiling = reading.ceiling_blocks
         before = ceiling if self._goal_blocks is None else min(self._goal_blocks, ceiling)
@@ -48,7 +61,8 @@ class PoolGoal:
         if before > blocks_that_leave(margins.shrink_below):
             wanted = min(before, blocks_that_leave(margins.shrink_to))
         elif self._may_grow(reading, before):
-            step = max(1, ceiling // _GROWTH_PARTS)
+            gap = ceiling - before
+            step = max(1, gap // _GROWTH_PART_OF_GAP, ceiling // _GROWTH_PART_OF_CEILING)
             wanted = max(before, min(before + step, blocks_that_leave(margins.grow_above)))
         after = min(ceiling, max(wanted, _least_blocks(reading)))
         self._goal_blocks = None if after == ceiling else after
@@ -66,6 +80,11 @@ class PoolGoal:
         if self._goal_blocks is None or goal_blocks < self._goal_blocks:
             self._goal_blocks = max(0, goal_blocks)
         self._note_shrink(now_seconds)
+
+    def _interval(self, reading: GovernorReading) -> float:
+        """Time since the last reading."""
+        before, self._looked_seconds = self._looked_seconds, reading.now_seconds
+        return max(0.0, reading.now_seconds - before)
 
     def _may_grow(self, reading: GovernorReading, goal_blocks: int) -> bool:
         """Whether the pool has arrived where it was to be, and nothing has happened for a while."""

@@ -160,7 +160,7 @@ def test_under_a_steady_load_and_a_neighbour_that_stays_nothing_flaps(
     since = sim.seconds
     sim.run(120)
     least = 40
-    if sim.machine.pool_blocks * (1 - share) > 2 * least:
+    if min(moment.goal_blocks for moment in sim.since(since)) > 2 * least:
         assert sim.turns(since) / 2 <= 4, "a minute"
     device_levels = [moment.decision.prefill_tokens for moment in sim.since(since)]
     changes = sum(a != b for a, b in pairwise(device_levels))

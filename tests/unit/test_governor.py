@@ -201,7 +201,7 @@ def test_the_pool_comes_back_step_by_step_when_it_has_arrived() -> None:
     assert sorted(goals) == goals
     assert goals[-1] == 500
     steps = {b - a for a, b in pairwise(goals) if a != b}
-    assert max(steps) == 500 // 32
+    assert max(steps) == 400 // 4
     assert desk.settle().level is NORMAL
 
 
@@ -209,7 +209,7 @@ def test_the_pool_does_not_go_on_growing_before_it_has_what_it_was_given() -> No
     desk = Desk()
     desk.governor.pool_gave(desk.now_seconds, 100)
     decision = desk.settle(pool_blocks=100, headroom_bytes=4400)
-    assert decision.pool_goal_blocks == 100 + 500 // 32
+    assert decision.pool_goal_blocks == 100 + 400 // 4
 
 
 class TestRoomForTheLargest:
