@@ -1,8 +1,8 @@
 """An engine on a device that others use, too: governor, ladder and pool against real shortages.
 
 The steps take their memory from the device and fail where it has too little. Another process
-takes and gives back as it likes, but leaves enough for one request at a time in steps of a few
-tokens: so nobody may be refused, cut or failed.
+takes and gives back as it likes, all there is for a while, but in the end it leaves enough for one
+request at a time in steps of a few tokens: so nobody may be refused, cut or failed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from resize_harness import ResizeHarness, prompt
 
 from service.device.owner import Owner
+from service.engine.figures import OomRung
 from service.engine.messages import FinishReason
 from service.engine.runner import StepBatch
 
@@ -75,7 +76,7 @@ class CrowdedHarness(ResizeHarness):
 @given(
     walk=st.lists(
         st.tuples(
-            st.integers(1, 15), st.sampled_from([0.0, 0.8, 0.9, 1.0, 1.0]) | st.floats(0.0, 1.0)
+            st.integers(1, 15), st.sampled_from([0.0, 0.8, 0.9, 1.0, 2.0]) | st.floats(0.0, 1.0)
         ),
         min_size=1,
         max_size=10,
@@ -94,7 +95,8 @@ def test_nobody_notices_that_others_take_memory(
         int(share * (DEVICE_BYTES - LEAST_BYTES)) for steps, share in walk for _ in range(steps)
     ]
     for step in range(max(len(wanted), 41)):
-        engine.foreign_bytes = wanted[step] if step < len(wanted) else wanted[-1]
+        in_the_end = min(wanted[-1], DEVICE_BYTES - LEAST_BYTES)
+        engine.foreign_bytes = wanted[step] if step < len(wanted) else in_the_end
         for number, (at, tokens, max_tokens, priority) in enumerate(requests):
             if at == step:
                 engine.submit(
@@ -103,6 +105,7 @@ def test_nobody_notices_that_others_take_memory(
                     )
                 )
         engine.step()
+    engine.foreign_bytes = in_the_end
     engine.run()  # with what the others have left, for as long as it takes
     engine.assert_undisturbed()
     ended = [end.reason for report in engine.reports for end in report.finished]
@@ -115,3 +118,14 @@ def test_nobody_notices_that_others_take_memory(
     assert vitals is not None
     event(f"rungs {[bool(count) for count in vitals.rungs]}")
     event(f"actions {[bool(count) for count in vitals.actions]}")
+
+
+def test_a_process_that_takes_whatever_the_ladder_gives_back_ends_nobody() -> None:
+    engine = CrowdedHarness()
+    engine.submit(*(spec_of(number, prompt(number, 8), max_tokens=30) for number in range(8)))
+    for step in range(60):
+        engine.foreign_bytes = DEVICE_BYTES if 3 <= step < 40 else 0
+        engine.step()
+    engine.run()
+    engine.assert_undisturbed()
+    assert {incident.rung for incident in engine.incidents} == set(OomRung) - {OomRung.FAIL}
