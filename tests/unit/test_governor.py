@@ -273,19 +273,16 @@ def test_margins_where_memory_is_plenty() -> None:
 
 def test_a_drought_rests_between_tries_and_lasts_after_a_while() -> None:
     drought = Drought(wait_seconds=30.0)
-    drought.note_time(5.0)
-    assert (drought.is_resting, drought.is_lasting) == (False, False)
-    drought.note_failure(10.0)
-    assert drought.is_resting
-    drought.note_time(10.9)
-    assert drought.is_resting
-    drought.note_time(11.0)
-    assert not drought.is_resting
-    drought.note_failure(39.5)
-    drought.note_time(39.9)
-    assert (drought.is_resting, drought.is_lasting) == (True, False)
+    seen = []
+    for failed, seconds in [(False, 5.0), (True, 10.0), (False, 10.9), (False, 11.0), (True, 39.5)]:
+        drought.note_time(seconds)
+        if failed:
+            drought.note_failure(seconds)
+        seen.append(drought.is_resting)
+    assert seen == [False, True, True, False, True]
+    assert not drought.is_lasting
     drought.note_time(40.0)
-    assert drought.is_lasting
+    lasts = drought.is_lasting
     drought.end()
     drought.note_time(100.0)
-    assert (drought.is_resting, drought.is_lasting) == (False, False)
+    assert (lasts, drought.is_resting, drought.is_lasting) == (True, False, False)
