@@ -118,6 +118,7 @@ class EngineCore:
             self._ladder, device, self._watch, self._scheduler, self._live, tell
         )
         self._chunks: list[Chunk] = []  # of the last step
+        self._stalled_steps = 0
 
     @property
     def has_work(self) -> bool:
@@ -125,9 +126,11 @@ class EngineCore:
         return self._scheduler.has_work or self._live.has_ends
 
     @property
-    def is_stalled(self) -> bool:
-        """Whether the last step had nothing to compute: a load, a pin or a resize has to end."""
-        return not self._chunks
+    def stalled_steps(self) -> int:
+        """Last steps in a row with nothing to compute: a load, a pin or a resize has to end, or
+        others have to give back memory.
+        """
+        return self._stalled_steps
 
     def rest(self) -> None:
         """To be called now and then while there is no work: looks at memory and at deadlines."""
@@ -185,6 +188,7 @@ class EngineCore:
         is_resting = self._ladder.is_resting(began_seconds)
         plan = StepPlan() if is_resting else self._scheduler.plan(began_seconds)
         self._chunks = plan.chunks
+        self._stalled_steps = 0 if plan.chunks else self._stalled_steps + 1
         self._settle(plan)
         started = [
             Started(s.sequence_id, s.cached_tokens, s.scheduled_seconds) for s in plan.started

@@ -25,8 +25,10 @@ _REST_SECONDS = 0.1
 _RESTS_PER_HEARTBEAT = 10
 # Between two looks at a resize that waits for others while nothing is computed.
 _RESIZE_SECONDS = 0.02
-# Between two steps while what waits cannot start: loads from the tiers end soon.
+# Between two steps while what waits cannot start, longer with each of them: loads from the tiers
+# end soon, but others who have the memory of the device take their time.
 _STALL_SECONDS = 0.002
+_MAX_STALL_SECONDS = 0.05
 
 
 def run_loop(
@@ -67,7 +69,7 @@ def run_loop(
 def _patience_seconds(core: EngineCore) -> float:
     """How long to wait for messages before there is something else to do."""
     if core.has_work:
-        return _STALL_SECONDS if core.is_stalled else 0.0
+        return min(_STALL_SECONDS * core.stalled_steps, _MAX_STALL_SECONDS)
     return _RESIZE_SECONDS if core.is_resizing else _REST_SECONDS
 
 

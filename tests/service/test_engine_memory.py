@@ -60,7 +60,7 @@ class TestAdmission:
         harness.core.submit([spec_of(2, distinct_prompt(2, 130), max_tokens=2)])
         for _ in range(6):
             assert not harness.step().started
-        assert harness.core.is_stalled
+        assert harness.core.stalled_steps
         if not ends_by_itself:
             harness.manager.unpin(pin.pin_id)
         harness.run(max_steps=10)

@@ -196,7 +196,7 @@ class TestRungs:
         harness.now_seconds -= 0.9  # of the second that a step lasts
         failed = len(harness.incidents)
         harness.step()
-        assert harness.core.is_stalled
+        assert harness.core.stalled_steps == 1
         assert len(harness.incidents) == failed
         harness.core.abort([1])
         assert [end.sequence_id for end in harness.step().finished] == [1]

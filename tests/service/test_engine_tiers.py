@@ -154,7 +154,7 @@ class TestLoads:
         engine.core.submit([spec_of(9, prompt(9, 20), max_tokens=2)])
         report = engine.step()
         assert [started.sequence_id for started in report.started] == [9]
-        assert not engine.core.is_stalled
+        assert not engine.core.stalled_steps
         assert engine.tiers.loads == 1
         disk.open_all()
         engine.wait_for_loads()
@@ -172,7 +172,7 @@ class TestLoads:
         again = spec_of(9, first.prompt_ids, max_tokens=2)
         engine.core.submit([again])
         engine.step()
-        assert engine.core.is_stalled
+        assert engine.core.stalled_steps
         assert engine.stats.blocks_kept > 0
         steps_before = len(engine.reports)
         engine.run()
