@@ -63,7 +63,8 @@ class PoolGoal:
         elif self._may_grow(reading, before):
             gap = ceiling - before
             step = max(1, gap // _GROWTH_PART_OF_GAP, ceiling // _GROWTH_PART_OF_CEILING)
-            wanted = max(before, min(before + step, blocks_that_leave(margins.grow_above)))
+            room = blocks_that_leave(margins.grow_above)
+            wanted = max(before, min(before + step, ceiling, room))
         after = min(ceiling, max(wanted, _least_blocks(reading)))
         self._goal_blocks = None if after == ceiling else after
         if after < before:

@@ -286,3 +286,27 @@ def test_a_drought_rests_between_tries_and_lasts_after_a_while() -> None:
     drought.end()
     drought.note_time(100.0)
     assert (lasts, drought.is_resting, drought.is_lasting) == (True, False, False)
+
+
+def seconds_to_growth(desk: Desk) -> float:
+    """From a pool that had to give memory back to its first growth, with plenty of memory."""
+    desk.governor.pool_gave(desk.now_seconds, 100)
+    began_seconds = desk.now_seconds
+    while desk.decide(pool_blocks=100, headroom_bytes=4400).pool_goal_blocks == 100:
+        pass
+    return desk.now_seconds - began_seconds
+
+
+def test_growing_that_had_to_be_undone_is_tried_again_later_and_later() -> None:
+    desk = Desk()
+    waits = [seconds_to_growth(desk) for _ in range(8)]
+    assert waits == pytest.approx([2, 4, 8, 16, 32, 60, 60, 60], abs=0.3)
+    desk.now_seconds += 100.0
+    assert seconds_to_growth(desk) == pytest.approx(2.0, abs=0.3), "it went well for a minute"
+
+
+def test_room_made_for_the_largest_is_not_growing_that_went_wrong() -> None:
+    desk = Desk()
+    desk.governor.pool_gave(desk.now_seconds, 100)
+    desk.decide(pool_blocks=100, headroom_bytes=4400, running=0, live_blocks=110)
+    assert seconds_to_growth(desk) == pytest.approx(2.0, abs=0.3)
