@@ -25,6 +25,7 @@ from service.engine.figures import EngineStats
 from service.engine.messages import FinishReason, SamplingParams, ShrinkPolicy
 from service.front.call import GenerationCall
 from service.front.events import Delta, Ended, Event, Progress, Started, Timings, Usage
+from service.front.observer import RequestObserver
 from service.front.state import DrainResult, FrontState, FrontStats, MemoryChange, ModelInfo
 from service.front.watched import Watched
 from service.tokenizer.tokenizer import ChatMessage
@@ -164,6 +165,9 @@ class FakeFront:
     @property
     def state(self) -> FrontState:
         return self.states.value
+
+    def observe(self, observer: RequestObserver) -> None:
+        self.observer = observer
 
     async def start(self) -> None:
         self.log.append("start")

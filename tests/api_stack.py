@@ -49,6 +49,7 @@ async def stack(
         engine=EngineSettings(model="toy", kv_blocks=kv_blocks),
         port=0,
         admin_port=0,
+        metrics_port=0,
         **settings,  # type: ignore[arg-type]
     )
     front = Front(serve_settings, engine_command=command, tokenizer=ToyTokenizer())  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ class LiveServer:
     process: subprocess.Popen[bytes]
     address: str
     admin_address: str
+    metrics_address: str
     log: Path
 
     @property
@@ -55,7 +56,8 @@ def serve(*flags: str) -> Iterator[LiveServer]:
     with tempfile.TemporaryDirectory(prefix="plimsoll-test-") as folder:
         ready, log = Path(folder, "ready"), Path(folder, "log")
         command = [sys.executable, "-m", "service.cli", "serve", "--port", "0"]
-        command += ["--admin-port", "0", "--ready-file", str(ready), *flags]
+        command += ["--admin-port", "0", "--metrics-port", "0"]
+        command += ["--ready-file", str(ready), *flags]
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         try:
@@ -64,8 +66,7 @@ def serve(*flags: str) -> Iterator[LiveServer]:
                 if process.poll() is not None or time.monotonic() > give_up:
                     raise RuntimeError(f"server did not start:\n{log.read_text()[-4000:]}")
                 time.sleep(0.05)
-            address, admin_address = ready.read_text().split()
-            yield LiveServer(process, address, admin_address, log)
+            yield LiveServer(process, *ready.read_text().split(), log)
             process.terminate()
             status = process.wait(60)
             assert status == 0, f"exit status {status}; log:\n{log.read_text()[-4000:]}"

@@ -57,6 +57,7 @@ async def main(arguments: argparse.Namespace) -> None:
         engine=EngineSettings(model="toy", kv_blocks=arguments.kv_blocks),
         port=arguments.port,
         admin_port=0,
+        metrics_port=0,
         allow_ignore_eos=not arguments.no_ignore_eos,
         max_waiting_requests=arguments.max_waiting_requests,
         grace_seconds=arguments.grace_seconds,
@@ -67,7 +68,7 @@ async def main(arguments: argparse.Namespace) -> None:
 
     def ready(addresses: Addresses) -> None:
         part = arguments.ready_file.with_suffix(".part")
-        part.write_text(f"{addresses.inference}\n{addresses.admin}\n")
+        part.write_text(f"{addresses.inference}\n{addresses.admin}\n{addresses.metrics}\n")
         part.replace(arguments.ready_file)
 
     await serve_front(front, settings, signals, ready)
@@ -76,10 +77,17 @@ async def main(arguments: argparse.Namespace) -> None:
 class ToyServer:
     """A running toy server and its addresses."""
 
-    def __init__(self, process: subprocess.Popen[bytes], address: str, admin_address: str) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        address: str,
+        admin_address: str,
+        metrics_address: str,
+    ) -> None:
         self.process = process
         self.address = address
         self.admin_address = admin_address
+        self.metrics_address = metrics_address
 
     def kill(self) -> None:
         """As the OOM killer does."""

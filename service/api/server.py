@@ -13,18 +13,19 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import structlog
 import uvloop
 
 from service.api.health import LIVENESS, READINESS, STARTUP, HealthServicer
-from service.api.ports import Ports, open_ports
+from service.api.ports import BindError, Ports, open_ports
 from service.config import ServeSettings
 from service.engine.messages import Loading
 from service.front.front import Front
 from service.front.state import DrainResult, EngineFailed, FrontState
+from service.telemetry.metrics import Metrics
 
 # After the drain nothing but the last status of each call is left to send.
 _CLOSE_SECONDS = 1.0
@@ -38,6 +39,7 @@ class Addresses:
 
     inference: str
     admin: str
+    metrics: str
 
 
 class StopSignals:
@@ -103,11 +105,13 @@ async def serve_front(
 ) -> None:
     """As `serve`, with a front that is not started yet; stops it too."""
     ports = open_ports(front, settings, served_by=socket.gethostname())
+    metrics = Metrics(front, settings)
+    await _start_metrics(metrics)
     await ports.inference.start()
     await ports.admin.start()
     ports.health.set(LIVENESS, True)
-    addresses = Addresses(ports.inference_address, ports.admin_address)
-    _log.info("listening", inference=addresses.inference, admin=addresses.admin)
+    addresses = Addresses(ports.inference_address, ports.admin_address, metrics.address)
+    _log.info("listening", **asdict(addresses))
     watcher = asyncio.create_task(_follow(front, ports.health, addresses, ready))
     try:
         await front.start()
@@ -121,6 +125,15 @@ async def serve_front(
     finally:
         watcher.cancel()
         await _close(front, ports)
+        await metrics.stop()
+
+
+async def _start_metrics(metrics: Metrics) -> None:
+    """Raises BindError."""
+    try:
+        await metrics.start()
+    except OSError as error:
+        raise BindError("metrics_port", metrics.address) from error
 
 
 async def _follow(
@@ -137,7 +150,7 @@ async def _follow(
             raise EngineFailed(front.failure)
         if state is FrontState.READY and not health.is_serving(STARTUP):
             health.set(STARTUP, True)
-            _log.info("ready", inference=addresses.inference, admin=addresses.admin)
+            _log.info("ready", **asdict(addresses))
             if ready is not None:
                 ready(addresses)
 

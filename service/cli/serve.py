@@ -1,7 +1,7 @@
 """Serve a model over gRPC.
 
 Settings come from flags, then environment variables (PLIMSOLL_PORT for --port, and so on),
-then a TOML file, then the defaults shown below. Inference and admin have a port each.
+then a TOML file, then the defaults shown below. Inference, admin and metrics have a port each.
 
 The ports open at once; health says SERVING when the model is loaded. SIGTERM or Ctrl-C
 stops gracefully: new requests are refused, running ones get --grace-seconds to end. A
@@ -41,7 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ready-file",
         metavar="FILE",
         type=Path,
-        help="write the two addresses to this file, a line each, when the model is ready",
+        help="write the addresses of inference, admin and metrics to this file, a line each, when "
+        "the model is ready",
     )
     settings_parser(parser)
 
@@ -68,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
             configure_logging(settings.log_level, settings.log_format)  # … and here no more
             _announce(settings, addresses)
             if ready_file is not None:
-                _write_whole(ready_file, f"{addresses.inference}\n{addresses.admin}\n")
+                lines = (addresses.inference, addresses.admin, addresses.metrics)
+                _write_whole(ready_file, "".join(f"{line}\n" for line in lines))
 
         try:
             run_server(settings, ready, display.update)
@@ -105,7 +107,8 @@ def _announce(settings: ServeSettings, addresses: Addresses) -> None:
     print(
         f"serving {_served_name(settings)}\n"
         f"  inference  {addresses.inference}\n"
-        f"  admin      {addresses.admin}",
+        f"  admin      {addresses.admin}\n"
+        f"  metrics    http://{addresses.metrics}/metrics",
         file=sys.stderr,
         flush=True,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Annotated, Literal
 
 import msgspec
@@ -25,6 +26,41 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     admin_port: Annotated[
         int, about("Network", "Port of the admin API; 0 takes a free one.", ge=0, le=65535)
     ] = 9001
+    metrics_port: Annotated[
+        int,
+        about(
+            "Metrics",
+            "Port of the metrics, at /metrics over HTTP; 0 takes a free one.",
+            ge=0,
+            le=65535,
+        ),
+    ] = 9002
+    metrics_host: (
+        Annotated[
+            str,
+            about("Metrics", "Address of metrics_port. Unset: host.", min_length=1),
+        ]
+        | None
+    ) = None
+    metrics_tenants: Annotated[
+        int,
+        about(
+            "Metrics",
+            "Most tenants with metrics of their own, those of tenant_shares and the one without "
+            "a name included; later ones are counted together, as tenant other.",
+            "tenants",
+            ge=0,
+            le=1000,
+        ),
+    ] = 20
+    vllm_metrics: Annotated[
+        bool,
+        about(
+            "Metrics",
+            "Tell some metrics under their vLLM names as well, for what reads those: the Gateway "
+            "API inference extension, dashboards of vLLM.",
+        ),
+    ] = False
     reflection: Annotated[
         bool, about("Network", "Offer gRPC reflection, so that generic clients find the API.")
     ] = True
@@ -316,5 +352,8 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
                 f"restart_delay_max_seconds = {self.restart_delay_max_seconds} is below "
                 f"restart_delay_seconds = {self.restart_delay_seconds}"
             )
-        if self.port != 0 and self.port == self.admin_port:
-            raise ValueError(f"port and admin_port are both {self.port}; they must differ")
+        names = ("port", "admin_port", "metrics_port")
+        for one, other in itertools.combinations(names, 2):
+            port = getattr(self, one)
+            if port != 0 and port == getattr(self, other):
+                raise ValueError(f"{one} and {other} are both {port}; they must differ")

@@ -55,12 +55,17 @@ class ModelInfo:
     default_sampling: SamplingParams  # of requests that do not choose
 
 
+def served_name(settings: ServeSettings) -> str:
+    """The name that clients use for the model."""
+    return settings.served_model_name or model_name(settings.engine.model)
+
+
 def describe_model(
     settings: ServeSettings, ready: Ready, tokenizer: Tokenizer, default_sampling: SamplingParams
 ) -> ModelInfo:
     """What a ready engine, the tokenizer and the model's files tell about the model."""
     return ModelInfo(
-        name=settings.served_model_name or model_name(settings.engine.model),
+        name=served_name(settings),
         version=ready.model_version,
         vocab_size=ready.vocab_size,
         max_context_tokens=ready.max_context_tokens,

@@ -44,6 +44,7 @@ async def serve(streams: int) -> None:
         engine=EngineSettings(model="scripted"),
         port=0,
         admin_port=0,
+        metrics_port=0,
         max_live_requests=2 * streams,
         max_waiting_requests=2 * streams,
         grace_seconds=0.0,

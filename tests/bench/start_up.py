@@ -54,7 +54,8 @@ def start_once(requests: int, flags: list[str]) -> tuple[float, float, float, fl
     """Starts, loads and stops a server; answers the figures in the order of LIMITS."""
     port, admin_port = free_port(), free_port()
     command = [sys.executable, "-m", "service.cli", "serve", "--log-level", "warning"]
-    command += ["--port", str(port), "--admin-port", str(admin_port), *flags]
+    command += ["--port", str(port), "--admin-port", str(admin_port)]
+    command += ["--metrics-port", "0", *flags]
     began = time.perf_counter()
     server = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:

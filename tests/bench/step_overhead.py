@@ -163,6 +163,7 @@ async def serve(ready_file: Path) -> None:
         engine=EngineSettings(kv_blocks=4096),
         port=0,
         admin_port=0,
+        metrics_port=0,
         allow_ignore_eos=True,
         grace_seconds=0.0,
     )

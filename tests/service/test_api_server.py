@@ -67,7 +67,7 @@ async def running(
 
     monkeypatch.setattr("service.api.server.open_ports", open_and_note)
     signals, ready = StopSignals(), []
-    serve_settings = ServeSettings(port=0, admin_port=0, **settings)  # type: ignore[arg-type]
+    serve_settings = ServeSettings(port=0, admin_port=0, metrics_port=0, **settings)  # type: ignore[arg-type]
     task = asyncio.create_task(
         serve_front(front, serve_settings, signals, ready.append)  # type: ignore[arg-type]
     )

@@ -111,7 +111,8 @@ def test_why_a_server_ended_is_one_sentence_everywhere(
     termination_log = tmp_path / "termination-log"
     termination_log.write_text("of the container before")
     ended = plimsoll(
-        *("serve", "--port", "0", "--admin-port", "0", "--log-format", "json"),
+        *("serve", "--port", "0", "--admin-port", "0", "--metrics-port", "0"),
+        *("--log-format", "json"),
         *("--flight-folder", str(folder), "--termination-log", str(termination_log)),
         *flags,
         status=1,

@@ -33,6 +33,7 @@ async def server() -> AsyncIterator[tuple[Front, InferenceServiceStub]]:
         engine=EngineSettings(dtype="float32", kv_dtype="float32", kv_blocks=300, threads=2),
         port=0,
         admin_port=0,
+        metrics_port=0,
     )
     front = Front(settings, engine_command=(sys.executable, crashing_engine.__file__))
     signals = StopSignals()

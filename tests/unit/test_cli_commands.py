@@ -130,7 +130,8 @@ def test_serve_reads_flags_environment_and_file(
 
 
 def test_a_model_that_is_not_there_ends_serve_with_1() -> None:
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--admin-port", "0"]
+    command = [sys.executable, "-m", "service.cli", "serve"]
+    command += ["--port", "0", "--admin-port", "0", "--metrics-port", "0"]
     ended = subprocess.run(
         [*command, "--model", "no/such/model.gguf"],
         capture_output=True,

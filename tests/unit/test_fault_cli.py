@@ -23,7 +23,7 @@ from service.front.faults import FaultFigures
 from service.front.state import FrontStats
 
 GOOD_PLAN = '[[faults]]\nkind = "hang_engine"\n'
-FREE_PORTS = ["--port", "0", "--admin-port", "0"]
+FREE_PORTS = ["--port", "0", "--admin-port", "0", "--metrics-port", "0"]
 
 
 # --- plimsoll serve ---

@@ -1,0 +1,48 @@
+"""Tenants, of which only so many have series of their own."""
+
+from __future__ import annotations
+
+from service.telemetry.catalog.metric import Kind, Label, Metric
+
+OTHER_TENANTS = "other"
+NO_TENANT = "default"
+
+TENANT = Label("tenant", None)  # so many by name, OTHER_TENANTS, and NO_TENANT for those that
+# name none
+
+_WHOSE = "A tenant beyond the first metrics_tenants is counted as other."
+
+ADMITTED = Metric(
+    name="plimsoll_tenant_requests_admitted_total",
+    kind=Kind.COUNTER,
+    help=f"Requests of a tenant that became live. {_WHOSE}",
+    labels=(TENANT,),
+)
+FINISHED = Metric(
+    name="plimsoll_tenant_requests_finished_total",
+    kind=Kind.COUNTER,
+    help=f"Requests of a tenant that were live and are not any more. {_WHOSE}",
+    labels=(TENANT,),
+)
+REFUSED = Metric(
+    name="plimsoll_tenant_requests_refused_total",
+    kind=Kind.COUNTER,
+    help=f"Valid requests of a tenant that were not admitted. {_WHOSE}",
+    labels=(TENANT,),
+)
+PROMPT_TOKENS = Metric(
+    name="plimsoll_tenant_prompt_tokens_total",
+    kind=Kind.COUNTER,
+    unit="tokens",
+    help=f"Tokens in the prompts of a tenant's admitted requests. {_WHOSE}",
+    labels=(TENANT,),
+)
+OUTPUT_TOKENS = Metric(
+    name="plimsoll_tenant_output_tokens_total",
+    kind=Kind.COUNTER,
+    unit="tokens",
+    help=f"Tokens received for clients of a tenant. {_WHOSE}",
+    labels=(TENANT,),
+)
+
+METRICS = (ADMITTED, FINISHED, REFUSED, PROMPT_TOKENS, OUTPUT_TOKENS)

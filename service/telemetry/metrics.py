@@ -1,0 +1,82 @@
+"""All metrics of a server, and the port where they can be had."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from http import HTTPStatus
+from importlib.metadata import version
+
+from service.config import ServeSettings
+from service.config.tenants import parse_tenant_shares
+from service.front.front import Front
+from service.front.state import served_name
+from service.telemetry.catalog import server, vllm
+from service.telemetry.exporter import Exporter, Reading
+from service.telemetry.http_request import HttpAnswer, HttpRequest
+from service.telemetry.http_server import HttpServer
+from service.telemetry.loop_lag import LoopLag
+from service.telemetry.page import Pages, preferred
+from service.telemetry.readings import Moment, readings, vllm_readings
+from service.telemetry.request_metrics import RequestMetrics
+from service.telemetry.tenants import TenantNames
+
+PATH = "/metrics"
+
+
+class Metrics:
+    """Observes a front and answers scrapes. Belongs to the event loop of the front."""
+
+    def __init__(self, front: Front, settings: ServeSettings) -> None:
+        """The front is not started yet."""
+        self._front = front
+        self._settings = settings
+        self._start_seconds = time.time()
+        self._version = version("plimsoll")
+        exporter = Exporter(served_name(settings))
+        known = parse_tenant_shares(settings.engine.tenant_shares or "")
+        names = TenantNames(settings.metrics_tenants, known)
+        front.observe(RequestMetrics(exporter, names))
+        self._lag = LoopLag(exporter)
+        exporter.add_readings(self._readings)
+        if settings.vllm_metrics:
+            for alias, metric in vllm.ALIASES.items():
+                exporter.add_alias(alias, metric)
+        self._pages = Pages(exporter.collect)
+        self._server = HttpServer(self._respond)
+        self._lag_task: asyncio.Task[None] | None = None
+        self._host = settings.host if settings.metrics_host is None else settings.metrics_host
+        self._port = settings.metrics_port
+
+    @property
+    def address(self) -> str:
+        """Where they can be had, as `host:port`; with the real port from `start` on."""
+        return f"{self._host}:{self._port}"
+
+    async def start(self) -> None:
+        """Listens. Raises OSError."""
+        self._port = await self._server.start(self._host, self._port)
+        self._lag_task = asyncio.create_task(self._lag.run())
+
+    async def stop(self) -> None:
+        """Closes the port."""
+        if self._lag_task is not None:
+            self._lag_task.cancel()
+        await self._server.stop()
+
+    async def _respond(self, request: HttpRequest) -> HttpAnswer:
+        if request.path != PATH:
+            return HttpAnswer.in_words(HTTPStatus.NOT_FOUND, f"Metrics are at {PATH}.")
+        page_format = preferred(request.accept)
+        return HttpAnswer(
+            HTTPStatus.OK, await self._pages.get(page_format), content_type=page_format.value
+        )
+
+    def _readings(self) -> Iterator[Reading]:
+        stats, model = self._front.stats(), self._front.model
+        yield Reading(server.INFO, 1, (self._version,))
+        yield Reading(server.STARTED, self._start_seconds)
+        yield from readings(stats, model, Moment(time.time(), time.monotonic()))
+        if self._settings.vllm_metrics:
+            yield from vllm_readings(stats, model)
