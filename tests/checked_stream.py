@@ -19,6 +19,7 @@ class CheckedStream:
     token_ids: list[int] = field(default_factory=list)
     completion_tokens: int | None = None
     progress: asyncio.Event = field(default_factory=asyncio.Event)
+    on_tokens: Callable[[], None] = lambda: None
 
     async def read(
         self,
@@ -37,6 +38,7 @@ class CheckedStream:
                     for delta in message.deltas.deltas:
                         self.text += delta.text
                         self.token_ids += delta.token_ids
+                    self.on_tokens()
                 case "end":
                     self.completion_tokens = message.end.usage.completion_tokens
             self.progress.set()

@@ -3,8 +3,7 @@
 One step is planned once (`CpuAttention.plan`) and then computed layer by layer. Decoding
 sequences are attended in groups: the K and V of a group are gathered into one padded scratch
 buffer, and the query heads that share a key head (GQA) are folded into the query length, so
-that one operator serves the whole group: threads meet at a barrier once, not once for each
-product and the softmax. A prefill chunk is attended alone.
+that a kernel serves the whole group at once. A prefill chunk is attended alone.
 The scratch is small enough for the caches of a CPU, is used again for every group and layer,
 and bounds the memory of a step whatever the context.
 
@@ -18,9 +17,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kvcache.attention.kernels import AttentionKernel
 
 # Tokens gathered at a time for decoding: 6 MB of float32 for a small model. Between 1,024 and
 # 4,096 no difference was clear; on a busy machine fewer groups do better.
@@ -29,7 +29,7 @@ GROUP_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """Where the contexts of one or more sequences lie, padded to the longest."""
+    """Where the contexts of one or more sequences lie, padded to the longest or further."""
 
     rows: Tensor  # int64 [2 * sequences * tokens], rows of the first layer: all K, then all V
     sequences: int
@@ -52,7 +52,7 @@ class PrefillChunk:
     query_start: int
     query_end: int
     gather: Gather
-    mask: Tensor | None  # bool [queries, context], None: all queries see all, causally
+    mask: Tensor | None  # of the kernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,14 @@ class AttentionPlan:
 class CpuAttention:
     """The pool of one model, and attention over it. Not thread-safe: the scratch is shared."""
 
-    def __init__(self, pool: Tensor, scale: float) -> None:
-        """`pool` is [blocks, layers, 2, block_tokens, kv_heads, head_dim], contiguous.
-
-        Scores are multiplied by `scale`, 1 / sqrt(head_dim) for the Llama family.
-        """
+    def __init__(self, pool: Tensor, kernel: AttentionKernel) -> None:
+        """`pool` is [blocks, layers, 2, block_tokens, kv_heads, head_dim], contiguous."""
         self._pool_dtype = pool.dtype
         _, self._layers, _, self._block_tokens, self._kv_heads, self._head_dim = pool.shape
         slot_rows = pool.view(-1, self._kv_heads * self._head_dim)
         # A row of the first layer means the same slot and K or V in each of these views.
         self._layer_rows = [slot_rows[2 * self._block_tokens * i :] for i in range(self._layers)]
-        self._scale = scale
+        self._kernel = kernel
         self._gathered = torch.empty(0, dtype=pool.dtype)
         self._scratch = torch.empty(0, dtype=torch.float32)
 
@@ -172,10 +169,9 @@ class CpuAttention:
         sequence: int,
     ) -> PrefillChunk:
         gather = self._gather(np.array([sequence]), context_lens, block_tables)
-        context, queries = gather.tokens, query_end - query_start
-        mask = None
-        if context > queries:
-            mask = torch.ones(queries, context, dtype=torch.bool).tril_(context - queries)
+        mask = self._kernel.prefill_mask(
+            query_end - query_start, int(context_lens[sequence]), gather.tokens
+        )
         return PrefillChunk(query_start, query_end, gather, mask)
 
     def _gather(
@@ -185,7 +181,8 @@ class CpuAttention:
         block_tables: NDArray[np.int32],
     ) -> Gather:
         contexts = context_lens[members, None]
-        tokens = int(contexts.max())
+        multiple = self._kernel.tokens_multiple
+        tokens = -(-int(contexts.max()) // multiple) * multiple
         places = np.arange(tokens)
         block, offset = np.divmod(np.where(places < contexts, places, 0), self._block_tokens)
         key_rows = self._key_rows(block_tables[members[:, None], block].astype(np.int64), offset)
@@ -197,27 +194,22 @@ class CpuAttention:
     def _decode(self, group: DecodeGroup, layer: int, query: Tensor) -> Tensor:
         keys, values = self._load(group.gather, layer)
         sequences, heads, _ = query.shape
-        output = F.scaled_dot_product_attention(
+        output = self._kernel.decode(
             query.view(sequences, self._kv_heads, -1, self._head_dim),
             keys,
             values,
-            attn_mask=group.score_bias,
-            scale=self._scale,
+            group.score_bias,
         )
-        return output.view(sequences, heads, self._head_dim)
+        return output.reshape(sequences, heads, self._head_dim)
 
     def _prefill(self, chunk: PrefillChunk, layer: int, query: Tensor) -> Tensor:
         keys, values = self._load(chunk.gather, layer)
         queries, heads, _ = query.shape
-        group = heads // self._kv_heads
-        shape = (self._kv_heads, group, chunk.gather.tokens, self._head_dim)
-        output = F.scaled_dot_product_attention(
-            query.view(queries, self._kv_heads, group, self._head_dim).permute(1, 2, 0, 3),
-            keys[0, :, None].expand(shape),
-            values[0, :, None].expand(shape),
-            attn_mask=chunk.mask,
-            is_causal=chunk.mask is None,
-            scale=self._scale,
+        output = self._kernel.prefill(
+            query.view(queries, self._kv_heads, -1, self._head_dim).permute(1, 2, 0, 3),
+            keys[0],
+            values[0],
+            chunk.mask,
         )
         return output.permute(2, 0, 1, 3).reshape(queries, heads, self._head_dim)
 

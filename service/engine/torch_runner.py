@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from kvcache import Arena
 from kvcache.attention.cpu import CpuAttention
+from kvcache.attention.kernels import ExactKernel, FusedKernel
 from service.device.memory import DeviceMemory
 from service.device.owner import Owner
 from service.device.torch_errors import device_error
@@ -57,10 +58,12 @@ class TorchRunner:
         pool_dtype: torch.dtype = getattr(torch, arena.layout.dtype.value)
         pool = torch.frombuffer(arena.buffer, dtype=pool_dtype)
         self._pool = pool.view(arena.layout.shape(arena.max_blocks))
-        self._scale = config.head_dim**-0.5
+        # Packed float32 products answer a row with the same bits in every batch; others do not.
+        kernel = ExactKernel if options.mode is LinearMode.PACKED else FusedKernel
+        self._kernel = kernel(config.head_dim**-0.5)  # as the Llama family scales scores
         loader = WeightLoader(config, checkpoint, dtype, options.mode)
         weights = loader.load(options.context_tokens, on_layer_loaded)
-        self._attention = CpuAttention(self._pool, self._scale)
+        self._attention = CpuAttention(self._pool, self._kernel)
         self._model = Llama(config, weights, self._attention, on_layer_computed)
         self._vocab_size = config.vocab_size
         self._device = device
@@ -101,7 +104,7 @@ class TorchRunner:
         `peak_bytes` tells it of any work, or None where that cannot be known. Where it is more
         than `step_bytes` would say, that says more from now on.
         """
-        attention = CpuAttention(self._pool, self._scale)  # what it keeps goes with it
+        attention = CpuAttention(self._pool, self._kernel)  # what it keeps goes with it
         model = self._model.one_layer(attention)
         measured_bytes = peak_bytes(lambda: _compute(model, attention, batch))
         if measured_bytes is not None:

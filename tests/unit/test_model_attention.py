@@ -8,6 +8,7 @@ import torch
 
 from kvcache.attention import cpu
 from kvcache.attention.cpu import CpuAttention
+from kvcache.attention.kernels import ExactKernel, FusedKernel
 
 LAYERS, KV_HEADS, HEAD_DIM, BLOCK = 2, 2, 8, 4
 
@@ -39,14 +40,20 @@ CASES = {
 
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("case", CASES)
-def test_attention_equals_reference(case: str, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kernel", [FusedKernel, ExactKernel])
+def test_attention_equals_reference(
+    kernel: type[FusedKernel | ExactKernel],
+    case: str,
+    group: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(cpu, "GROUP_TOKENS", 40)  # several groups of decoding sequences
     lengths = CASES[case]
     rng = np.random.default_rng(7)
     blocks_of = [-(-context // BLOCK) for _, context in lengths]
     num_blocks = 1 + sum(blocks_of) + 3
     pool = torch.full((num_blocks, LAYERS, 2, BLOCK, KV_HEADS, HEAD_DIM), float("nan"))
-    attention = CpuAttention(pool, HEAD_DIM**-0.5)
+    attention = CpuAttention(pool, kernel(HEAD_DIM**-0.5))
     ids = iter(rng.permutation(np.arange(1, num_blocks)).tolist())
     tables = np.zeros((len(lengths), max(blocks_of)), np.int32)
     for row, count in enumerate(blocks_of):

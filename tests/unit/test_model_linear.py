@@ -26,3 +26,14 @@ def test_packed_products_equal_a_float64_reference(rows: int, bias: bool) -> Non
     assert product.shape == (rows, 48)
     assert product.isfinite().all()
     torch.testing.assert_close(product.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(960, 576), (3072, 576), (576, 1536)])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(shape: tuple[int, int]) -> None:
+    """With shapes of SmolLM2. The exact attention kernel rests on it, and so do resumed streams."""
+    generator = torch.Generator().manual_seed(3)
+    linear = Linear(torch.randn(shape, generator=generator), None, LinearMode.PACKED)
+    x = torch.randn(300, shape[1], generator=generator)
+    alone = torch.cat([linear(row[None]) for row in x])
+    for rows in (2, 7, 8, 9, 33, 64, 65, 200, 300):
+        assert torch.equal(linear(x[-rows:]), alone[-rows:]), rows
