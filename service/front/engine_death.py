@@ -26,10 +26,17 @@ def engine_death(why: str, exit_status: int | None, *, killed_by_front: bool) ->
         return EngineDeath(why, crashed=True)
     if exit_status >= 0:
         return EngineDeath(f"{why}; exit status {exit_status}", crashed=True)
-    number = signal.Signals(-exit_status)
-    if killed_by_front and number is signal.SIGKILL:
+    number = -exit_status
+    if killed_by_front and number == signal.SIGKILL:
         return EngineDeath(f"{why}; killed by the front", crashed=True)
     return EngineDeath(
-        f"{why}; killed by {number.name}",
+        f"{why}; killed by {_signal_name(number)}",
         crashed=killed_by_front or number not in _OUTSIDE_SIGNALS,
     )
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # most real-time signals have no name
+        return f"signal {number}"

@@ -31,8 +31,10 @@ def end(signal_number: int, status: int = 1) -> subprocess.CompletedProcess[str]
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
-def test_a_signal_ends_it_though_it_ignores_it(number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, 32, 40]
+)
+def test_a_signal_ends_it_though_it_ignores_it(number: int) -> None:
     ended = end(number)
     assert ended.returncode == -number
     assert ended.stdout == ""

@@ -95,6 +95,7 @@ def test_no_restarts_means_none(life: EngineLife) -> None:
         (-signal.SIGKILL, False, "why; killed by SIGKILL", False),
         (-signal.SIGTERM, False, "why; killed by SIGTERM", False),
         (-signal.SIGKILL, True, "why; killed by the front", True),
+        (-40, False, "why; killed by signal 40", True),
         (None, False, "why", True),
     ],
 )

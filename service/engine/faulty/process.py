@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -19,7 +20,8 @@ def end_process(signal_number: int, status: int) -> NoReturn:
     """
     if signal_number == 0:
         os._exit(status)
-    if signal_number not in (signal.SIGKILL, signal.SIGSTOP):
+    # Nobody can set what these do: two by POSIX, and two more that the C library keeps for itself.
+    with contextlib.suppress(OSError):
         signal.signal(signal_number, signal.SIG_DFL)
     os.kill(os.getpid(), signal_number)
     os._exit(_SIGNALLED + signal_number)
