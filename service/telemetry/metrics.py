@@ -44,7 +44,7 @@ class Metrics:
             for alias, metric in vllm.ALIASES.items():
                 exporter.add_alias(alias, metric)
         self._pages = Pages(exporter.collect)
-        self._server = HttpServer(self._respond)
+        self._server = HttpServer(self.respond)
         self._lag_task: asyncio.Task[None] | None = None
         self._host = settings.host if settings.metrics_host is None else settings.metrics_host
         self._port = settings.metrics_port
@@ -65,7 +65,8 @@ class Metrics:
             self._lag_task.cancel()
         await self._server.stop()
 
-    async def _respond(self, request: HttpRequest) -> HttpAnswer:
+    async def respond(self, request: HttpRequest) -> HttpAnswer:
+        """The page, where it was asked for."""
         if request.path != PATH:
             return HttpAnswer.in_words(HTTPStatus.NOT_FOUND, f"Metrics are at {PATH}.")
         page_format = preferred(request.accept)

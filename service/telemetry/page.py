@@ -67,8 +67,7 @@ async def _write(families: Iterable[Family], page_format: Format) -> bytes:
     until_seconds = time.monotonic() + _SLICE_SECONDS
     for family in families:
         if page_format is Format.OPENMETRICS:
-            part: bytes = openmetrics.generate_latest(_One(family))  # type: ignore[no-untyped-call]
-            parts.append(part.removesuffix(_END))
+            parts.append(_openmetrics(family).removesuffix(_END))
         else:
             parts.append(exposition.generate_latest(_One(family)))
         if time.monotonic() > until_seconds:
@@ -77,6 +76,15 @@ async def _write(families: Iterable[Family], page_format: Format) -> bytes:
     if page_format is Format.OPENMETRICS:
         parts.append(_END)
     return b"".join(parts)
+
+
+def _openmetrics(family: Family) -> bytes:
+    # By default the client writes the colon in the name of a sample, and nowhere else, as an
+    # underscore. No name in the catalogue has anything that needs escaping.
+    page: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+        _One(family), escaping=openmetrics.ALLOWUTF8
+    )
+    return page
 
 
 class _One(Collector):

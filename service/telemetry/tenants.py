@@ -30,6 +30,6 @@ class TenantNames:
             return OTHER_TENANTS
         return self._names.setdefault(tenant, tenant or NO_TENANT)
 
-    def all(self) -> set[str]:
-        """All label values there are so far."""
-        return {*self._names.values(), OTHER_TENANTS}
+    def all(self) -> list[str]:
+        """All label values there are so far, the oldest first."""
+        return list(dict.fromkeys((*self._names.values(), OTHER_TENANTS)))
