@@ -106,7 +106,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Begins to start the engine, and returns at once."""
-        self._task = asyncio.create_task(self._supervise(), name="engine supervisor")
+        self._task = asyncio.create_task(self._supervise_or_fail(), name="engine supervisor")
 
     def send(self, message: ToEngine) -> None:
         """Sends to a ready engine; without effect when there is none."""
@@ -125,6 +125,14 @@ class Supervisor:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+
+    async def _supervise_or_fail(self) -> None:
+        try:
+            await self._supervise()
+        except Exception as error:  # noqa: BLE001 (logged, and told to all who wait)
+            # A mistake of ours. Without a supervisor nobody would start an engine, nor say so.
+            _log.exception("supervisor failed")
+            self._listener.engine_failed(f"supervisor failed: {type(error).__name__}: {error}")
 
     async def _supervise(self) -> None:
         while True:

@@ -204,6 +204,22 @@ async def test_a_program_that_does_not_exist_ends_in_failed(tmp_path: Path) -> N
             await front.wait_ready()
 
 
+async def test_a_mistake_of_the_supervisor_does_not_leave_clients_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("ours")
+
+    async with running_front(tmp_path) as (front, _):
+        handle = await front.generate(call(count_prompt(5), max_tokens=TOKENS))
+        monkeypatch.setattr("service.front.supervisor.engine_death", fail)
+        kill_engine(front)
+        with pytest.raises(EngineLost):
+            await collect(handle)
+        assert front.state is FrontState.FAILED
+        assert front.failure == "supervisor failed: ZeroDivisionError: ours"
+
+
 async def test_a_silent_start_is_killed(tmp_path: Path) -> None:
     async with running_front(
         tmp_path,
