@@ -19,7 +19,7 @@ from service.drill.record import tokens_over_time
 from service.drill.sample import Ledger, Sample
 
 _BIN_SECONDS = 0.5
-_NAMED_SHARE = 0.08  # of the time that a level must last to have its name in the picture
+_LETTER_SHARE = 0.0095  # of the width, that a letter of the name of a level takes
 _OWNERS: tuple[tuple[str, str, Callable[[Ledger], int]], ...] = (
     ("process", "#3f5a80", lambda ledger: ledger.runtime_bytes),
     ("weights", "#5b7ba6", lambda ledger: ledger.weights_bytes),
@@ -56,7 +56,7 @@ def save_plot(course: Course, findings: Findings, path: Path) -> None:
         panels = figure.subplots(4, 1, sharex=True, height_ratios=(4.2, 0.35, 1.4, 1.7))
         memory, level, pool, rate = panels
         _draw_memory(memory, course.samples)
-        _draw_level(level, course.samples)
+        _draw_level(level, course.samples, course.duration_seconds)
         _draw_pool(pool, course.samples)
         _draw_rate(rate, course)
         for panel in panels:
@@ -107,6 +107,16 @@ def _draw_memory(panel: Axes, samples: Sequence[Sample]) -> None:
         color=_ALARM,
         label="a step found no memory",
     )
+    panel.text(
+        0.995,
+        total * 1.01,
+        f"the device has {total:.0f} MB",
+        transform=panel.get_yaxis_transform(),
+        ha="right",
+        va="bottom",
+        fontsize=8.5,
+    )
+    panel.set_yticks([tick for tick in panel.get_yticks() if 0 <= tick < total])
     panel.set_ylim(0, total * 1.26)
     panel.set_ylabel("device memory, MB")
     panel.legend(loc="lower right", ncols=6, fontsize=9, framealpha=0.9, edgecolor="none")
@@ -134,15 +144,14 @@ def _show_lead(panel: Axes, precursor: Precursor, total: float) -> None:
     )
 
 
-def _draw_level(panel: Axes, samples: Sequence[Sample]) -> None:
-    duration_seconds = samples[-1].seconds if samples else 0.0
+def _draw_level(panel: Axes, samples: Sequence[Sample], duration_seconds: float) -> None:
     for level, group in itertools.groupby(
         itertools.pairwise(samples), key=lambda pair: pair[0].level
     ):
         pairs = list(group)
         begin, end = pairs[0][0].seconds, pairs[-1][1].seconds
         panel.barh(0, end - begin, left=begin, height=1, color=_LEVELS[level], linewidth=0)
-        if end - begin > _NAMED_SHARE * duration_seconds:
+        if end - begin > _LETTER_SHARE * len(level.name) * duration_seconds:
             ink = "white" if level is PressureLevel.CRITICAL else _INK
             panel.text(
                 (begin + end) / 2, 0, level.name, ha="center", va="center", fontsize=8, color=ink
