@@ -73,6 +73,7 @@ class StepRunner:
 
     def __init__(self, operators: CountedOperators) -> None:
         self._operators = operators
+        self.is_short = False  # of memory: no step begins
         self.started = 0
         self.done: list[int] = []  # operators of each step
 
@@ -82,6 +83,8 @@ class StepRunner:
     def forward(self, _batch: StepBatch) -> NDArray[np.float32]:
         self.started += 1
         self.done.append(0)
+        if self.is_short:
+            raise DeviceOutOfMemoryError(Owner.ACTIVATIONS, 1, 0, None)
         failure: Exception | None = None
         try:
             for _ in range(OPERATORS):
@@ -184,6 +187,18 @@ def test_a_strike_is_told_before_it_is_carried_out(scene: Scene) -> None:
         with pytest.raises(TellingFailed):
             scene.forward()
     scene.forward()  # nothing was done
+
+
+def test_a_step_that_finds_no_memory_by_itself_is_struck_all_the_same(scene: Scene) -> None:
+    """Or the strike would be over for the engine, and never for the front."""
+    scene.inner.is_short = True
+    scene.order(FailAllocation(count=50), LoseDevice())
+    for _ in range(50):
+        with pytest.raises(DeviceOutOfMemoryError):
+            scene.forward()
+    with pytest.raises(DeviceLostError):
+        scene.forward()
+    assert [fault_id for fault_id, _ in scene.fired] == [0] * 50 + [1]
 
 
 def test_a_lost_device_does_not_come_back(scene: Scene) -> None:
@@ -295,13 +310,18 @@ def test_an_order_without_faults_bursts_the_balloon(faulty: Faulty) -> None:
     assert faulty.seams.device.figures().free_bytes == 10_000
 
 
-def test_a_step_finds_out_about_the_balloon_by_itself(faulty: Faulty) -> None:
+def test_a_balloon_takes_its_due_at_each_look_and_leaves_the_rest_to_steps(faulty: Faulty) -> None:
     faulty.order(Balloon(share=0.9, hold_seconds=10))
+    device = faulty.seams.device
+    device.take(Owner.KV_POOL, 2_000)
+    assert device.figures().by_owner[Owner.OTHERS] == 8_000
     with pytest.raises(DeviceOutOfMemoryError):
-        faulty.seams.device.take(Owner.ACTIVATIONS, 2_000)
-    faulty.seams.device.take(Owner.ACTIVATIONS, 1_000)
-    faulty.seams.device.give_back(Owner.ACTIVATIONS, 1_000)
-    assert faulty.seams.device.release_cached() == 1_000
+        faulty.device.take(Owner.ACTIVATIONS, 1)  # as the runner does, past the wrapper
+    device.give_back(Owner.KV_POOL, 2_000)
+    faulty.device.take(Owner.ACTIVATIONS, 500)
+    assert device.figures().by_owner[Owner.OTHERS] == 9_000
+    device.give_back(Owner.ACTIVATIONS, 500)
+    assert device.release_cached() == 500
 
 
 def test_a_pool_that_cannot_grow(faulty: Faulty) -> None:

@@ -36,7 +36,6 @@ class FaultyDevice:
         return self._device.figures()
 
     def take(self, owner: Owner, size_bytes: int) -> None:
-        self._crowd()
         self._device.take(owner, size_bytes)
 
     def give_back(self, owner: Owner, size_bytes: int) -> None:
