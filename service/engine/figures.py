@@ -67,7 +67,7 @@ class Vitals(msgspec.Struct, array_like=True, frozen=True):
 class Incident(msgspec.Struct, array_like=True, frozen=True):
     """Something that is worth a flight record: memory ran out, or the engine is about to die."""
 
-    kind: str  # "oom", "device lost", "defect", "critical"
+    kind: str  # "oom", or "device lost" or "defect", which are last words
     cause: str
     rung: OomRung | None  # None: not a rung of the ladder
     wanted_bytes: int  # 0 where no allocation failed
