@@ -46,7 +46,7 @@ class FlightWriter:
         self._closing = False
         self._facts = FlightFacts()
         self._serial = 0
-        self._failing = False
+        self._failing: set[str] = set()  # complaints that were told and are not over
         self._thread = threading.Thread(target=self._run, name="flight recorder", daemon=True)
 
     @property
@@ -83,9 +83,12 @@ class FlightWriter:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        self._guard("flight records cannot be looked at", self._look)
+        if self._guard("flight records cannot be looked at", self._look):
+            self._guard("old flight records cannot be deleted", self._prune)
         while (make := self._next()) is not None:
-            if not self._guard("flight record lost", partial(self._write, make)):
+            if self._guard("flight record lost", partial(self._write, make)):
+                self._guard("old flight records cannot be deleted", self._prune)
+            else:
                 with self._condition:
                     self._facts = replace(self._facts, lost=self._facts.lost + 1)
 
@@ -97,26 +100,26 @@ class FlightWriter:
     def _guard(self, complaint: str, work: Callable[[], None]) -> bool:
         """Whether the work succeeded. Nothing that goes wrong here may end the thread.
 
-        Only the first failure of a row is told: a full disk is one fact.
+        Only the first failure of a row is told, for each complaint: a full disk is one fact.
         """
         try:
             work()
         except Exception as error:  # noqa: BLE001 (logged, and counted by the caller)
-            if not self._failing:
+            if complaint not in self._failing:
                 folder = str(self._folder.path)
                 expected = isinstance(error, OSError)
                 _log.error(complaint, folder=folder, cause=str(error), exc_info=not expected)
-            self._failing = True
+            self._failing.add(complaint)
             return False
-        if self._failing:
-            _log.info("flight records can be written again", folder=str(self._folder.path))
-        self._failing = False
+        if complaint in self._failing:
+            _log.info("flight recorder recovered", complaint=complaint)
+            self._failing.remove(complaint)
         return True
 
     def _look(self) -> None:
         self._folder.make()
         self._folder.remove_stale_parts()
-        records = self._folder.prune(self._limit)
+        records = len(self._folder.names())
         newest = self._folder.newest()
         with self._condition:
             self._facts = replace(self._facts, records=records)
@@ -138,7 +141,16 @@ class FlightWriter:
         self._folder.make()  # somebody may have cleaned up
         name = self._folder.write(record, self._serial)
         self._serial = name.serial + 1
+        with self._condition:
+            self._facts = replace(
+                self._facts,
+                records=self._facts.records + 1,
+                last_time=record.time,
+                last_cause=record.cause,
+            )
+        _log.info("flight record", kind=record.kind.value, path=str(self._folder.path / str(name)))
+
+    def _prune(self) -> None:
         records = self._folder.prune(self._limit)
         with self._condition:
-            self._facts = FlightFacts(records, self._facts.lost, record.time, record.cause)
-        _log.info("flight record", kind=record.kind.value, path=str(self._folder.path / str(name)))
+            self._facts = replace(self._facts, records=records)

@@ -155,6 +155,27 @@ def test_no_more_than_the_limit_is_kept(
     assert writer.facts.records == 2
 
 
+def test_a_record_is_not_lost_because_old_ones_cannot_be_deleted(
+    folder: SlowFolder, start: Callable[..., FlightWriter], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another user, in a folder that servers share."""
+
+    def refuse(_: Path, **__: bool) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    folder.go.set()
+    folder.make()
+    for number in range(3):
+        FlightFolder.write(folder, flight_record(number), 0)
+    monkeypatch.setattr("pathlib.Path.unlink", refuse)
+    writer = start(limit=2)
+    put(writer, 3)
+    assert writer.close(20)
+    assert causes(folder)[0] == "cause 3"
+    assert (writer.facts.records, writer.facts.lost) == (4, 0)
+    assert writer.facts.last_cause == "cause 3"
+
+
 def test_a_folder_that_was_taken_away_is_made_again(
     folder: SlowFolder, start: Callable[..., FlightWriter]
 ) -> None:
