@@ -18,8 +18,10 @@ import structlog
 from service.telemetry.http_request import HttpAnswer, HttpRequest, MalformedRequest, parse_head
 
 MAX_HEAD_BYTES = 8 * 1024
-MAX_CONNECTIONS = 16
-LIMIT_SECONDS = 5.0  # from the first byte wanted to the last byte taken
+MAX_CONNECTIONS = 16  # that are served; as many more are told that the server is busy
+LIMIT_SECONDS = 5.0  # of a connection, whatever is in it
+
+_BUSY = HttpAnswer.in_words(HTTPStatus.SERVICE_UNAVAILABLE).encode(with_body=True)
 
 _log = structlog.get_logger(__name__)
 
@@ -55,9 +57,9 @@ class HttpServer:
         await self._server.wait_closed()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._writers) >= MAX_CONNECTIONS:
-            writer.write(HttpAnswer.in_words(HTTPStatus.SERVICE_UNAVAILABLE).encode(with_body=True))
-            writer.close()
+        is_busy = len(self._writers) >= MAX_CONNECTIONS
+        if len(self._writers) >= 2 * MAX_CONNECTIONS:
+            writer.transport.abort()
             return
         self._writers.add(writer)
         # So that `drain` waits for the last byte: what a client does not read is not kept for it.
@@ -66,10 +68,13 @@ class HttpServer:
             # Who hangs up gets nothing, and who takes too long is hung up on.
             with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError, TimeoutError):
                 async with asyncio.timeout(self._limit_seconds):
-                    writer.write(await self._exchange(reader))
+                    writer.write(_BUSY if is_busy else await self._exchange(reader))
                     await writer.drain()
-                    writer.close()
-                    await writer.wait_closed()
+                    writer.write_eof()
+                    # To close before all was read would reset the connection, and the client
+                    # might never see the answer.
+                    while await reader.read(MAX_HEAD_BYTES):
+                        pass
         finally:
             self._writers.discard(writer)
             writer.transport.abort()
