@@ -25,6 +25,7 @@ class Stack:
 
     front: Front
     address: str
+    metrics_address: str
     task: asyncio.Task[None]
     signals: StopSignals
     stub: InferenceServiceStub
@@ -66,6 +67,7 @@ async def stack(
             yield Stack(
                 front,
                 addresses.inference,
+                addresses.metrics,
                 task,
                 signals,
                 InferenceServiceStub(channel),
