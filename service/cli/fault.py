@@ -1,10 +1,7 @@
 """Make things go wrong on purpose in a running server, to see how it copes.
 
 FILE is a plan, as TOML, or as JSON where its name ends in .json; it replaces what was ordered
-before. Only a server that was started with --allow-faults takes it. Asks the admin port.
-
-Kinds: fail_allocation, balloon, slow_device, lose_transfer, lose_device, exit_engine and
-hang_engine."""
+before. Only a server that was started with --allow-faults takes it. Asks the admin port."""
 
 from __future__ import annotations
 
@@ -34,7 +31,21 @@ a plan:
   [[faults]]
   kind = "exit_engine"
   after_seconds = 5
-  nth_step = 100
+  nth_step = 100            # counted from when the fault begins
+
+kinds, their fields, and what holds for a field that is left out:
+  fail_allocation  no memory: owner ("activations", or "kv_pool"; "activations"), nth (1),
+                   count (1), chance (1), seed (0; of the chance and of the place in a step)
+  balloon          another process takes memory: share (must be given), rise_seconds (0),
+                   hold_seconds (must be given), fall_seconds (0)
+  slow_device      steps take longer: extra_seconds, hold_seconds (both must be given)
+  lose_transfer    loads from a cache tier never end: count (1)
+  lose_device      an error that ends the engine's use of the device: nth_step (1), count (1)
+  exit_engine      the engine ends in a step: nth_step (1), count (1), signal (9; 0: it exits),
+                   status (1; of that exit)
+  hang_engine      the engine stands still: nth_step (1), count (1)
+Each may have after_seconds (0), before which it does not begin. count is how often it happens,
+over all engines that follow one another.
 """
 
 
@@ -54,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
             return await client.inject_faults(faults_request(plan))
 
     answer = translate_errors(arguments.admin_server, work())
-    print(f"{len(plan.faults)} faults ordered, {answer.replaced_faults} replaced")
+    print(f"faults ordered: {len(plan.faults)}, replaced: {answer.replaced_faults}")
     return EXIT_OK
 
 

@@ -87,7 +87,10 @@ def translate_errors(target: str, work: Coroutine[None, None, T]) -> T:
 def explain(error: PlimsollError, target: str) -> str:
     """One line for people: what happened and what to do."""
     if error.code is grpc.StatusCode.UNAVAILABLE and not error.reason:
-        return f"no server answers at {target}; start one with `plimsoll serve`, or see --server"
+        return (
+            f"no server answers at {target}; start one with `plimsoll serve`, or name another"
+            " with --server, or --admin-server for its admin port"
+        )
     if error.code is grpc.StatusCode.UNIMPLEMENTED and not error.reason:
         return (
             f"{target} does not answer this call; the inference port (9000 by default) and the"

@@ -40,8 +40,8 @@ class Balloon(_Fault, tag="balloon", tag_field="kind", frozen=True):
     """Spell: another process takes memory of the device, as it becomes free."""
 
     share: _Share  # of the whole device
+    hold_seconds: _Seconds
     rise_seconds: _Seconds = 0.0
-    hold_seconds: _Seconds = 0.0
     fall_seconds: _Seconds = 0.0
 
     @property

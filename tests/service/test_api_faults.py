@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import get_args
+from typing import Any, get_args
 
 import grpc
 import msgspec
@@ -37,6 +37,10 @@ def seconds(value: float) -> Duration:
     message = Duration()
     message.FromNanoseconds(round(value * 1e9))
     return message
+
+
+def balloon(**fields: Any) -> fp.Fault:
+    return fp.Fault(balloon=fp.Balloon(hold=seconds(1), **fields))
 
 
 class FaultyFront(FakeFront):
@@ -86,7 +90,7 @@ def test_what_is_not_set_is_as_in_a_file() -> None:
         Request(
             faults=[
                 fp.Fault(fail_allocation=fp.FailAllocation()),
-                fp.Fault(balloon=fp.Balloon(share=0.5)),
+                fp.Fault(balloon=fp.Balloon(share=0.5, hold=seconds(1))),
                 fp.Fault(slow_device=fp.SlowDevice(extra=seconds(0.5), hold=seconds(0))),
                 fp.Fault(lose_transfer=fp.LoseTransfer()),
                 fp.Fault(lose_device=fp.LoseDevice()),
@@ -97,7 +101,7 @@ def test_what_is_not_set_is_as_in_a_file() -> None:
     )
     assert plan.faults == [
         FailAllocation(),
-        Balloon(share=0.5),
+        Balloon(share=0.5, hold_seconds=1.0),
         SlowDevice(extra_seconds=0.5, hold_seconds=0),
         LoseTransfer(),
         LoseDevice(),
@@ -175,11 +179,12 @@ async def test_a_plan_replaces_the_one_before(server: ApiServer) -> None:
         (fp.Fault(hang_engine=fp.HangEngine(count=1_000_001)), "hang_engine.count"),
         (fp.Fault(exit_engine=fp.ExitEngine(signal=65)), "exit_engine.signal"),
         (fp.Fault(exit_engine=fp.ExitEngine(status=256)), "exit_engine.status"),
-        (fp.Fault(balloon=fp.Balloon()), "balloon.share"),
-        (fp.Fault(balloon=fp.Balloon(share=0.0)), "balloon.share"),
-        (fp.Fault(balloon=fp.Balloon(share=1.01)), "balloon.share"),
-        (fp.Fault(balloon=fp.Balloon(share=float("nan"))), "balloon.share"),
-        (fp.Fault(balloon=fp.Balloon(share=0.5, fall=seconds(-1))), "balloon.fall"),
+        (balloon(), "balloon.share"),
+        (balloon(share=0.0), "balloon.share"),
+        (balloon(share=1.01), "balloon.share"),
+        (balloon(share=float("nan")), "balloon.share"),
+        (balloon(share=0.5, fall=seconds(-1)), "balloon.fall"),
+        (fp.Fault(balloon=fp.Balloon(share=0.5)), "balloon.hold"),
         (fp.Fault(slow_device=fp.SlowDevice(hold=seconds(1))), "slow_device.extra"),
         (fp.Fault(slow_device=fp.SlowDevice(extra=seconds(1))), "slow_device.hold"),
         (

@@ -185,9 +185,9 @@ async def test_the_command_line_orders_and_ends_faults(
     assert await asyncio.to_thread(main, ["stats", *ask]) == 0
     assert await asyncio.to_thread(main, ["fault", "--clear", *ask]) == 0
     out = capsys.readouterr().out
-    assert "1 faults ordered, 0 replaced" in out
+    assert "faults ordered: 1, replaced: 0" in out
     assert "allowed: 1 ordered" in out
-    assert "0 faults ordered, 1 replaced" in out
+    assert "faults ordered: 0, replaced: 1" in out
 
 
 # --- cache tiers, of which the pool has to be small ---

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import get_args
 
 import grpc
 import msgspec
@@ -19,6 +21,7 @@ from service.cli.remote import explain
 from service.cli.stats import stats_rows
 from service.client import PlimsollError
 from service.engine.figures import Vitals
+from service.faults.plan import Fault
 from service.front.faults import FaultFigures
 from service.front.state import FrontStats
 
@@ -66,6 +69,19 @@ def test_a_file_that_is_no_plan_is_a_mistake_of_the_caller(
 ) -> None:
     assert main(["fault", str(tmp_path / "none.toml")]) == 2
     assert "none.toml: No such file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", get_args(Fault))
+def test_the_help_knows_every_field_of_a_kind(
+    kind: type[Fault], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fault", "--help"]) == 0
+    told = capsys.readouterr().out.split("kinds, their fields")[1]
+    (part,) = re.findall(rf"^  {kind.__struct_config__.tag} (.*\n(?:   .*\n)*)", told, re.MULTILINE)
+    for field in msgspec.structs.fields(kind):
+        text = told if field.name == "after_seconds" else part
+        known = isinstance(field.default, int | float)
+        assert (f"{field.name} ({field.default:g}" if known else field.name) in text
 
 
 def test_exactly_one_of_file_and_clear(tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ class Balloon(_message.Message):
 
     @_builtins.property
     def hold(self) -> _duration_pb2.Duration:
-        """Time to keep it. Range [0, 24 h]; unset: 0."""
+        """Time to keep it. Range [0, 24 h]; unset is INVALID_ARGUMENT."""
 
     @_builtins.property
     def fall(self) -> _duration_pb2.Duration:
