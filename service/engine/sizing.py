@@ -159,22 +159,35 @@ def _blocks_at_start(settings: EngineSettings, fit: Fit) -> tuple[int, int, str]
         return settings.kv_blocks, capacity_bytes, f"kv_blocks = {settings.kv_blocks}"
     size_bytes = settings.kv_memory_bytes
     if size_bytes is not None:
-        return fit.blocks_in(size_bytes), capacity_bytes, f"kv_memory_bytes = {size_bytes}"
+        subject = f"kv_memory_bytes = {size_bytes}"
+        return _blocks_of(size_bytes, fit, subject), capacity_bytes, subject
     limit_bytes = settings.kv_memory_max_bytes
     if settings.device_memory_bytes is None:
         free_bytes = max(0, capacity_bytes - fit.terms.runtime_bytes)
         size_bytes = min(int(_DEFAULT_POOL_SHARE * free_bytes), _DEFAULT_POOL_BYTES)
-        blocks = min(fit.blocks_in(size_bytes), fit.most_blocks(capacity_bytes))
-        return blocks, capacity_bytes, "kv_memory_bytes is not set"
+        subject = f"kv_memory_bytes is not set, {size_bytes} by default"
+        blocks = min(_blocks_of(size_bytes, fit, subject), fit.most_blocks(capacity_bytes))
+        return blocks, capacity_bytes, subject
     budget_bytes = int(settings.gpu_memory_utilization * capacity_bytes)
     blocks = fit.most_blocks(budget_bytes)
     if limit_bytes is not None:
-        blocks = min(blocks, fit.blocks_in(limit_bytes))
+        blocks = min(blocks, _blocks_of(limit_bytes, fit, f"kv_memory_max_bytes = {limit_bytes}"))
     subject = (
         f"device_memory_bytes = {settings.device_memory_bytes}, "
         f"gpu_memory_utilization = {settings.gpu_memory_utilization:g}"
     )
     return blocks, budget_bytes, subject
+
+
+def _blocks_of(size_bytes: int, fit: Fit, subject: str) -> int:
+    """Usable blocks of a pool of this size; raises StartError where there is none."""
+    blocks = fit.blocks_in(size_bytes)
+    if blocks < 1:
+        raise StartError(
+            f"{subject}: the smallest pool, the null block and one of {fit.layout.block_tokens} "
+            f"tokens, takes {fit.pool_bytes(1)} bytes"
+        )
+    return blocks
 
 
 def _blocks_at_most(settings: EngineSettings, fit: Fit, blocks: int) -> int:

@@ -22,6 +22,7 @@ GIB, MIB = 1 << 30, 1 << 20
 LAYOUT = KVLayout(layers=2, kv_heads=4, head_dim=64, block_tokens=16, dtype=KVDtype.BFLOAT16)
 BLOCK = 2 * 2 * 16 * 4 * 64 * 2
 # A process of 10 blocks, weights of 50 and 1 for every 1,000 tokens, steps of 20 and 2 for them.
+HUGE = 16 << 20  # a block of a larger model
 RUNTIME, WEIGHTS, STEP = 10 * BLOCK, 50 * BLOCK, 20 * BLOCK
 TOKEN = BLOCK // 1000
 
@@ -96,6 +97,32 @@ class TestWithoutADevice:
         limit = f"kv_memory_max_bytes = {41 * BLOCK - 1}: the pool takes {41 * BLOCK} bytes"
         with pytest.raises(StartError, match=limit):
             plan(model, settings, GIB)
+
+    @pytest.mark.parametrize(
+        ("settings", "subject"),
+        [
+            (EngineSettings(kv_memory_bytes=2 * HUGE - 1), f"kv_memory_bytes = {2 * HUGE - 1}"),
+            (EngineSettings(), f"kv_memory_bytes is not set, {2 * HUGE - 1} by default"),
+            (
+                EngineSettings(device_memory_bytes=GIB, kv_memory_max_bytes=2 * HUGE - 1),
+                f"kv_memory_max_bytes = {2 * HUGE - 1}",
+            ),
+        ],
+        ids=["given", "default", "limit"],
+    )
+    def test_a_size_that_holds_no_block_is_what_is_told_of(
+        self, model: ModelConfig, settings: EngineSettings, subject: str
+    ) -> None:
+        """All the rest would fit: an error that adds it up would explain nothing."""
+        layout = KVLayout(64, 4, 64, block_tokens=256, dtype=KVDtype.BFLOAT16)
+        assert layout.block_bytes == HUGE
+        capacity_bytes = RUNTIME + 4 * (2 * HUGE - 1)
+        with pytest.raises(StartError) as caught:
+            plan_pool(settings, model, layout, terms_with(capacity_bytes))
+        assert str(caught.value) == (
+            f"{subject}: the smallest pool, the null block and one of 256 tokens, takes "
+            f"{2 * HUGE} bytes"
+        )
 
     @pytest.mark.parametrize(
         ("wanted", "blocks", "tokens"),
