@@ -18,6 +18,8 @@ from service.device.owner import Owner
 
 # What is claimed and allocated by torch, so that it is a part of what its allocator reserves.
 _OF_TORCH = (Owner.WEIGHTS, Owner.GRAPHS)
+# Names of `torch.cuda.memory_stats`.
+_RESERVED, _ALLOCATED = "reserved_bytes.all.current", "allocated_bytes.all.current"
 
 
 class CudaRuntime(Protocol):
@@ -65,7 +67,7 @@ class CudaDevice:
     def figures(self) -> MemoryFigures:
         free_bytes, total_bytes = self._runtime.mem_get_info(self._index)
         stats = self._runtime.memory_stats(self._index)
-        by_owner = self._owned(stats.get("reserved_bytes.all.current", 0))
+        by_owner = self._owned(stats.get(_RESERVED, 0))
         # A claim is made before it is allocated: it is not free, though the device says so.
         free_bytes = max(0, min(free_bytes, total_bytes - sum(by_owner.values())))
         by_owner[Owner.OTHERS] = total_bytes - free_bytes - sum(by_owner.values())
@@ -104,18 +106,22 @@ class CudaDevice:
         self._claims[owner] -= size_bytes
 
     def release_cached(self) -> int:
-        before_bytes = self._runtime.memory_stats(self._index)["reserved_bytes.all.current"]
+        before_bytes = self._reserved_bytes()
         self._runtime.empty_cache()
-        after_bytes = self._runtime.memory_stats(self._index)["reserved_bytes.all.current"]
-        return before_bytes - after_bytes
+        return before_bytes - self._reserved_bytes()
 
     def peak_bytes(self, work: Callable[[], object]) -> int | None:
         """By how much allocated memory rose at most while `work` ran."""
         self._runtime.reset_peak_memory_stats(self._index)
-        before_bytes = self._runtime.memory_stats(self._index)["allocated_bytes.all.current"]
+        before_bytes = self._runtime.memory_stats(self._index).get(_ALLOCATED, 0)
         work()
         self._runtime.synchronize(self._index)
         return self._runtime.memory_stats(self._index)["allocated_bytes.all.peak"] - before_bytes
+
+    def _reserved_bytes(self) -> int:
+        """What torch's allocator has of the device; it has no figures before its first use."""
+        stats = self._runtime.memory_stats(self._index)
+        return stats.get(_RESERVED, 0)
 
     def _owned(self, reserved_bytes: int) -> dict[Owner, int]:
         """All owners but `OTHERS`, which is 0 yet."""
@@ -141,7 +147,7 @@ def _reclaimable_bytes(stats: Mapping[str, int]) -> int:
     """What the allocator could give back: not the unused parts of segments that are in use."""
     return max(
         0,
-        stats.get("reserved_bytes.all.current", 0)
-        - stats.get("allocated_bytes.all.current", 0)
+        stats.get(_RESERVED, 0)
+        - stats.get(_ALLOCATED, 0)
         - stats.get("inactive_split_bytes.all.current", 0),
     )

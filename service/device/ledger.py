@@ -21,10 +21,6 @@ class Ledger:
         """All claims and the cache."""
         return sum(self._taken.values()) + self.cached_bytes
 
-    def taken_bytes(self, owner: Owner) -> int:
-        """What an owner has, the cache left out."""
-        return self._taken[owner]
-
     def missing_bytes(self, owner: Owner, size_bytes: int) -> int:
         """What a claim would take beyond the cache, which serves activations alone."""
         if size_bytes < 0:

@@ -15,6 +15,8 @@ _WANTED = re.compile(r"tried to allocate (\d+(?:\.\d+)?) (bytes|KiB|MiB|GiB)", r
 _UNITS = {"bytes": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30}
 # No type of its own: c10/core/impl/alloc_cpu.cpp raises RuntimeError.
 _CPU_OUT_OF_MEMORY = "DefaultCPUAllocator: can't allocate memory"
+# What torch makes of an allocation that fails in C++ outside its allocators.
+_CPP_OUT_OF_MEMORY = "std::bad_alloc"
 # Raised where a library, such as cuBLAS, asks the driver for memory itself.
 _LIBRARY_OUT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 _LIBRARY_FAILURES = ("CUDA error", "CUBLAS_STATUS_", "CUDNN_STATUS_")
@@ -33,12 +35,13 @@ def device_error(error: BaseException) -> DeviceOutOfMemoryError | DeviceLostErr
         sign in text for sign in _LIBRARY_FAILURES
     )
     if isinstance(error, RuntimeError) and is_lost:
-        return DeviceLostError(text.splitlines()[0])
+        return DeviceLostError(text.partition("\n")[0])
     return None
 
 
 def _is_out_of_memory(text: str) -> bool:
-    return any(sign in text for sign in (_CPU_OUT_OF_MEMORY, *_LIBRARY_OUT_OF_MEMORY))
+    signs = (_CPU_OUT_OF_MEMORY, _CPP_OUT_OF_MEMORY, *_LIBRARY_OUT_OF_MEMORY)
+    return any(sign in text for sign in signs)
 
 
 def _wanted_bytes(text: str) -> int:

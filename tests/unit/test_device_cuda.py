@@ -55,12 +55,15 @@ class Gpu:
     peak: int = 0
     retries: int = 0
     synchronized: int = 0
+    is_used: bool = True  # before its first use the allocator has no figures
     library: Library = field(default_factory=Library)
 
     def mem_get_info(self, _device: int) -> tuple[int, int]:
         return 1000 - self.others - self.context - self.kv_pool - self.reserved, 1000
 
     def memory_stats(self, _device: int) -> dict[str, int]:
+        if not self.is_used:
+            return {}
         return {
             "reserved_bytes.all.current": self.reserved,
             "allocated_bytes.all.current": self.allocated,
@@ -128,6 +131,18 @@ class TestLedger:
         figures = device.figures()
         assert figures.free_bytes == 500
         assert sum(figures.by_owner.values()) == 500
+
+    def test_before_its_first_use_the_allocator_has_nothing(self) -> None:
+        gpu = Gpu(is_used=False)
+        device = gpu.device()
+        assert device.release_cached() == 0
+        assert device.figures().by_owner[Owner.ACTIVATIONS] == 0
+
+        def work() -> None:
+            gpu.is_used = True
+            gpu.allocate(30)
+
+        assert device.peak_bytes(work) == 30
 
     def test_parts_of_segments_that_are_in_use_cannot_be_reclaimed(self) -> None:
         gpu = Gpu(reserved=300, allocated=100, split=120)

@@ -22,6 +22,14 @@ def test_the_cpu_allocator_itself() -> None:
     assert (error.free_bytes, error.total_bytes) == (None, None)
 
 
+def test_an_allocation_of_cpp_that_no_allocator_of_torch_made() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.zeros(1).expand(1 << 45).split(1)  # a vector of 2 ** 45 pointers
+    error = device_error(caught.value)
+    assert isinstance(error, DeviceOutOfMemoryError)
+    assert error.wanted_bytes == 0, "it does not say"
+
+
 GPU_TEXT = (
     "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.15 GiB of "
     "which 1.20 GiB is free. Process 17 has 70.00 GiB memory in use."
@@ -49,6 +57,7 @@ def test_out_of_memory(error: BaseException, wanted_bytes: int) -> None:
     "error",
     [
         torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore"),
+        torch.AcceleratorError(""),
         RuntimeError("CUDA error: device-side assert triggered\nmore"),
         RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`\n."),
     ],
@@ -56,7 +65,7 @@ def test_out_of_memory(error: BaseException, wanted_bytes: int) -> None:
 def test_a_lost_device(error: BaseException) -> None:
     translated = device_error(error)
     assert isinstance(translated, DeviceLostError)
-    assert translated.cause == str(error).splitlines()[0]
+    assert translated.cause == str(error).split("\n")[0]
 
 
 @pytest.mark.parametrize(
