@@ -129,7 +129,9 @@ class PoolResizer:
             before_blocks=self._memory.num_blocks,
         )
         try:
-            self._memory.require_memory(order.num_blocks)
+            # What was ordered before and is held back comes with the governor, as memory does.
+            if order.num_blocks > self._ceiling:
+                self._memory.require_memory(order.num_blocks)
         except MemoryShortError as error:
             order.shortage = _shortage(error)
             self._end(now_seconds)

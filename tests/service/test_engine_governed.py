@@ -186,6 +186,24 @@ class TestOrders:
         assert harness.pool_blocks == 100
         assert harness.vitals.level is PressureLevel.NORMAL
 
+    def test_an_order_that_asks_for_no_more_than_the_last_is_not_refused_for_memory(self) -> None:
+        harness = GovernedHarness(blocks=1600, device=roomy_device(2 * TOTAL_BYTES))
+        for _ in range(10):  # it takes whatever the pool gives back
+            harness.neighbour(TOTAL_BYTES)
+            harness.rest(1)
+        held = harness.pool_blocks
+        missing_bytes = (1500 - held) * harness.runner.arena.layout.block_bytes
+        assert missing_bytes > harness.device.figures().headroom_bytes
+        for ordered in (1600, 1500):
+            order = harness.resize(ordered)
+            harness.step()
+            assert harness.end_of(order).shortage is None
+            assert harness.end_of(order).num_blocks == held
+            assert harness.vitals.pool_ceiling_blocks == ordered
+        harness.neighbour(0)
+        harness.rest(60)
+        assert harness.pool_blocks == 1500
+
     def test_an_order_that_waits_is_overtaken_as_far_as_memory_asks_for(self) -> None:
         harness = GovernedHarness()
         harness.submit(spec_of(1, prompt(1, 800), max_tokens=60), spec_of(2, prompt(2, 700)))
