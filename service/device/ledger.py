@@ -21,7 +21,7 @@ class Ledger:
         """All claims and the cache."""
         return sum(self._taken.values()) + self.cached_bytes
 
-    def missing_bytes(self, owner: Owner, size_bytes: int) -> int:
+    def _missing_bytes(self, owner: Owner, size_bytes: int) -> int:
         """What a claim would take beyond the cache, which serves activations alone."""
         if size_bytes < 0:
             raise ValueError(f"size_bytes is {size_bytes}, but must be at least 0")
@@ -30,7 +30,7 @@ class Ledger:
 
     def take(self, owner: Owner, size_bytes: int) -> None:
         """Books a claim; whether there is memory for it was asked before."""
-        from_cache = size_bytes - self.missing_bytes(owner, size_bytes)
+        from_cache = size_bytes - self._missing_bytes(owner, size_bytes)
         self._taken[owner] += size_bytes
         self.cached_bytes -= from_cache
 

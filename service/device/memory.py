@@ -16,7 +16,8 @@ class MemoryFigures:
     total_bytes: int
     free_bytes: int
     by_owner: Mapping[Owner, int]  # of every owner
-    reclaimable_bytes: int  # of the activations: kept by the allocator and not in use
+    # Of the activations: kept by the allocator and not in use, as far as it is backed.
+    reclaimable_bytes: int
     host_available_bytes: int  # what the machine and the control groups of the process have left
     allocator_retries: int  # allocations that needed the allocator's cache to be dropped
 
