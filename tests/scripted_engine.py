@@ -150,8 +150,10 @@ class Engine:
         record: IO[str] | None,
         step_seconds: float,
         ignore_aborts: bool = False,
+        held_blocks: int | None = None,
     ) -> None:
         self._ignore_aborts = ignore_aborts
+        self._held_blocks = held_blocks
         self._channel = channel
         self._pulse = pulse
         self._record = record
@@ -189,9 +191,10 @@ class Engine:
                 dropped = 7 if message.namespace is None else len(message.namespace)
                 self._channel.send(Flushed(message.call_id, dropped, 3))
             case Resize():
-                before, self._blocks = self._blocks, message.num_blocks
+                before, ordered = self._blocks, message.num_blocks
+                self._blocks = min(ordered, self._held_blocks or ordered)
                 self._channel.send(
-                    Resized(message.call_id, before, message.num_blocks, 0, 0.0, None)
+                    Resized(message.call_id, before, self._blocks, ordered, 0, 0.0, None)
                 )
             case Inject():
                 for ordered in message.faults:
@@ -309,6 +312,7 @@ def main() -> None:
     parser.add_argument("--hang-at-start", action="store_true")
     parser.add_argument("--deaf", action="store_true", help="ready, then never reads")
     parser.add_argument("--ignore-aborts", action="store_true")
+    parser.add_argument("--held-blocks", type=int, help="all that the pool can be resized to")
     parser.add_argument("--garbage", action="store_true", help="ready, then no valid frame")
     parser.add_argument("--version-of-pid", action="store_true", help="a new model each time")
     parser.add_argument("--heartbeat", action="store_true", help="one right after Ready")
@@ -355,7 +359,14 @@ def main() -> None:
         sock.sendall(b"\x03\x00\x00\x00abc")
         time.sleep(3600)
     pulse = Pulse(arguments.pulse_fd)
-    engine = Engine(channel, pulse, record, arguments.step_seconds, arguments.ignore_aborts)
+    engine = Engine(
+        channel,
+        pulse,
+        record,
+        arguments.step_seconds,
+        arguments.ignore_aborts,
+        arguments.held_blocks,
+    )
     if arguments.heartbeat:
         channel.send(Heartbeat(engine._stats()))
     try:

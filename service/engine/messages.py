@@ -292,6 +292,7 @@ class Resized(msgspec.Struct, array_like=True, tag="resized", frozen=True):
     call_id: int
     before_blocks: int  # usable blocks
     num_blocks: int  # in force now; not what was asked for when time or memory ran out
+    ceiling_blocks: int  # that a pool which others' memory holds back grows to by itself
     preempted: int  # sequences that lost their blocks for it
     elapsed_seconds: float
     shortage: MemoryShortage | None

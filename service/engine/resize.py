@@ -297,6 +297,7 @@ class PoolResizer:
                 call_id=order.call_id,
                 before_blocks=order.before_blocks - 1,
                 num_blocks=self._memory.num_blocks - 1,
+                ceiling_blocks=self._ceiling - 1,
                 preempted=order.preempted,
                 elapsed_seconds=now_seconds - order.began_seconds,
                 shortage=order.shortage,

@@ -98,7 +98,7 @@ class Dispatcher:
         self._requests: dict[LiveRequest, None] = {}  # not over, in order of arrival
         self._quarantine: Quarantine[LiveRequest] = Quarantine()  # of the same requests
         self._in_engine: dict[int, LiveRequest] = {}  # by sequence
-        self._pool_blocks: int | None = None  # in force by the last resize
+        self._pool_blocks: int | None = None  # that the last resize allows
         self.flight = FlightRecorder(settings, self._requests, self._in_engine)
         self.state = EngineState.STARTING
         self.failure: str | None = None
@@ -221,7 +221,7 @@ class Dispatcher:
                 self.faults.fired(fault_id)
             case Flushed() | LookedUp() | Resized():
                 if isinstance(message, Resized):
-                    self._pool_blocks = message.num_blocks
+                    self._pool_blocks = message.ceiling_blocks
                 self.calls.answered(message)
             case IncidentReport():
                 self.flight.incident(message.incident)

@@ -199,6 +199,7 @@ class TestOrders:
             harness.step()
             assert harness.end_of(order).shortage is None
             assert harness.end_of(order).num_blocks == held
+            assert harness.end_of(order).ceiling_blocks == ordered
             assert harness.vitals.pool_ceiling_blocks == ordered
         harness.neighbour(0)
         harness.rest(60)

@@ -66,7 +66,7 @@ def test_shrinking_a_loaded_pool_by_half_while_64_requests_run_changes_no_token(
     grow = harness.resize(720, policy)
     harness.run()
     assert harness.end_of(grow) == Resized(
-        grow, 360, 720, 0, harness.end_of(grow).elapsed_seconds, None
+        grow, 360, 720, 720, 0, harness.end_of(grow).elapsed_seconds, None
     )
     harness.assert_undisturbed()
     assert {harness.finished(i).reason for i in range(64)} == {FinishReason.MAX_TOKENS}
@@ -312,7 +312,7 @@ def test_an_idle_pool_shrinks_without_work() -> None:
     assert not harness.core.has_work
     harness.step()
     assert harness.end_of(shrink) == Resized(
-        shrink, 20, 3, 0, harness.resized[0].elapsed_seconds, None
+        shrink, 20, 3, 3, 0, harness.resized[0].elapsed_seconds, None
     )
     assert not harness.core.is_resizing
 

@@ -44,6 +44,21 @@ async def test_a_new_engine_gets_the_size_that_was_in_force_before_any_request(
     assert second[2][0] == "Submit"
 
 
+async def test_a_new_engine_gets_what_was_ordered_where_memory_held_the_pool_back(
+    tmp_path: Path,
+) -> None:
+    """Else the pool would stay as small as it was in that moment, for good."""
+    async with running_front(tmp_path, "--held-blocks", "40") as (front, record):
+        change = await front.set_memory(500, policy=ShrinkPolicy.PREEMPT, limit_seconds=5)
+        assert change.num_blocks == 40
+        request = await front.generate(call(count_prompt(), max_tokens=300))
+        assert front.engine_process_id is not None
+        os.kill(front.engine_process_id, signal.SIGKILL)
+        await collect(request)
+    resizes = [blocks for kind, blocks in _kinds(record) if kind == "Resize"]
+    assert resizes == [500, 500]
+
+
 async def test_an_engine_of_the_right_size_is_left_alone(tmp_path: Path) -> None:
     async with running_front(tmp_path) as (front, record):
         await collect(await front.generate(call(say("a"))))
