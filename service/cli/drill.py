@@ -18,7 +18,7 @@ from service.cli.values import number, positive, whole
 
 EXAMPLES = """\
 examples:
-  plimsoll serve --allow-faults --dtype float32 --device-memory-bytes 1GiB
+  plimsoll serve --allow-faults --dtype float32 --device-memory-bytes 1600MiB
   plimsoll drill                                # in another terminal
   plimsoll drill --quick --streams 4
   plimsoll drill --json drill.json --plot drill.svg
