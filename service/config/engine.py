@@ -54,8 +54,8 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             about(
                 "Device memory",
                 "Memory that the engine has: process, weights, steps and KV pool together, so that "
-                "a CPU behaves like a GPU with this much; unset: what the machine and its control "
-                "groups have.",
+                "a CPU behaves like a GPU with this much, at most what the machine and its control "
+                "groups have; unset: all of that.",
                 "bytes",
                 ge=64 * MIB,
                 le=2**47,

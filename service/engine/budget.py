@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from kvcache import KVLayout
-from kvcache.host_memory import available_memory_bytes
+from kvcache.host_memory import available_memory_bytes, total_memory_bytes
 from service.config import EngineSettings
 from service.device.process_memory import resident_bytes
+from service.engine.errors import StartError
 from service.engine.sizing import MemoryTerms, PoolPlan, largest_step, plan_pool
 from service.models.activations import StepMemory
 from service.models.config import ModelConfig
@@ -23,6 +24,7 @@ class MemoryBudget:
         copies: WeightCopies,
         step_memory: StepMemory,
     ) -> None:
+        """Looks at once, see `look`."""
         self._settings = settings
         self._config = config
         self._layout = layout
@@ -31,11 +33,21 @@ class MemoryBudget:
         self.look()
 
     def look(self) -> None:
-        """Looks at the process and the host, to be called before anything is loaded."""
+        """Looks at the process and the host, to be called before anything is loaded.
+
+        Raises StartError for a device that is larger than the host.
+        """
         self.runtime_bytes = resident_bytes()
         self.capacity_bytes = self.runtime_bytes + available_memory_bytes()
-        if self._settings.device_memory_bytes is not None:
-            self.capacity_bytes = min(self.capacity_bytes, self._settings.device_memory_bytes)
+        size_bytes = self._settings.device_memory_bytes
+        if size_bytes is not None:
+            host_bytes = total_memory_bytes()
+            if size_bytes > host_bytes:
+                raise StartError(
+                    f"device_memory_bytes = {size_bytes}: the machine, or a control group of the "
+                    f"process, has {host_bytes} bytes"
+                )
+            self.capacity_bytes = min(self.capacity_bytes, size_bytes)
 
     def weights_bytes(self, context_tokens: int) -> int:
         """Of all copies of the weights, for contexts of so many tokens."""

@@ -21,10 +21,10 @@ from service.engine.errors import StartError
 from service.engine.host import usable_cores
 from service.engine.messages import Loading
 from service.engine.openmp import wait_politely
-from service.engine.profile import null_batch, trial_shape
 from service.engine.pulse import unwatched
 from service.engine.runner import Runner, StepBatch
 from service.engine.sizing import largest_step
+from service.engine.trial_step import null_batch, trial_shape
 from service.models.activations import StepMemory, StepShape
 from service.models.config import load_model_config
 from service.models.source import ModelSource, contents_digest, resolve_model

@@ -19,9 +19,9 @@ from kvcache import Arena, KVDtype, KVLayout
 from service.device.cpu import CpuDevice
 from service.device.errors import DeviceLostError, DeviceOutOfMemoryError
 from service.device.owner import Owner
-from service.engine.profile import null_batch
 from service.engine.runner import StepBatch
 from service.engine.torch_runner import RunnerOptions, TorchRunner
+from service.engine.trial_step import null_batch
 from service.models.activations import StepShape
 from service.models.config import ModelConfig, config_from_hf
 from service.models.torch_linear import LinearMode

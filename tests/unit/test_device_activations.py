@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from service.engine.profile import null_batch, trial_shape
+from service.engine.trial_step import null_batch, trial_shape
 from service.models.activations import StepMemory, StepShape, most_padded_rows
 from service.models.config import ModelConfig, config_from_hf
 from service.models.torch_linear import padded_rows

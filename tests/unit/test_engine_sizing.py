@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 
 from kvcache import KVDtype, KVLayout
 from service.config import EngineSettings
+from service.engine.budget import MemoryBudget
 from service.engine.errors import StartError
 from service.engine.host import usable_cores
 from service.engine.sizing import Fit, MemoryTerms, PoolPlan, largest_step, plan_pool
-from service.models.activations import StepShape
+from service.models.activations import StepMemory, StepShape
 from service.models.config import ModelConfig, config_from_hf
+from service.models.weight_bytes import WeightCopies
 
 GIB, MIB = 1 << 30, 1 << 20
 LAYOUT = KVLayout(layers=2, kv_heads=4, head_dim=64, block_tokens=16, dtype=KVDtype.BFLOAT16)
@@ -216,6 +218,22 @@ class TestOnADevice:
         with pytest.raises(StartError, match="Not even a context of one token would fit") as caught:
             plan(model, device(GIB), wanted_bytes(1, 1) - 1)
         assert f"device_memory_bytes = {GIB}, gpu_memory_utilization = 1: " in str(caught.value)
+
+
+def test_a_device_that_is_larger_than_the_machine_is_none(
+    model: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most of its memory would be told as that of others."""
+    monkeypatch.setattr("service.engine.budget.total_memory_bytes", lambda: 4 * GIB)
+    copies, step_memory = WeightCopies(2, plain=True, packed=False), StepMemory(model, 2, 1)
+
+    def budget(size_bytes: int) -> MemoryBudget:
+        return MemoryBudget(device(size_bytes), model, LAYOUT, copies, step_memory)
+
+    assert 0 < budget(4 * GIB).capacity_bytes <= 4 * GIB
+    limit = f"device_memory_bytes = {4 * GIB + 1}: the machine, .* has {4 * GIB} bytes"
+    with pytest.raises(StartError, match=limit):
+        budget(4 * GIB + 1)
 
 
 capacities = st.integers(0, 4000 * BLOCK)
