@@ -23,7 +23,12 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ] = "smollm2-135m"
     dtype: Annotated[
         Literal["auto", "bfloat16", "float32"],
-        about("Model", "Data type of weights and matrix products; auto is bfloat16."),
+        about(
+            "Model",
+            "Data type of weights and matrix products; auto is bfloat16. With float32 no bit of an "
+            "answer depends on other requests, preemptions and restarts, unless packed_weights is "
+            "off.",
+        ),
     ] = "auto"
     packed_weights: Annotated[
         Literal["auto", "on", "off"],

@@ -22,7 +22,8 @@ class LinearMode(enum.Enum):
     """Which copies of a weight are kept."""
 
     PLAIN = "plain"  # as given, no second copy
-    PACKED = "packed"  # packed float32 alone: 4 bytes per parameter
+    # Packed float32 alone: 4 bytes per parameter. A row has the same bits among any others.
+    PACKED = "packed"
     HYBRID = "hybrid"  # bfloat16 for one row, packed float32 for more: 6 bytes per parameter
 
 
