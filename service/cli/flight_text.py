@@ -154,7 +154,7 @@ def _signals(signals: Signals) -> list[str]:
 
 def _requests(record: FlightRecord) -> list[str]:
     if not record.requests_total:
-        return ["no requests in flight"]
+        return ["requests in flight: none"]
     rows = [["request", "tenant", "prompt", "output", "candidates", "age s", "where"]]
     rows += [
         [
@@ -168,7 +168,7 @@ def _requests(record: FlightRecord) -> list[str]:
         ]
         for request in record.requests[:_REQUEST_ROWS]
     ]
-    lines = [f"{record.requests_total} requests in flight", *_table(rows, left=2)]
+    lines = [f"requests in flight: {record.requests_total}", *_table(rows, left=2)]
     if record.requests_total > len(rows) - 1:
         lines.append(f"  … and {record.requests_total - len(rows) + 1} more")
     return lines

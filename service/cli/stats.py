@@ -74,7 +74,7 @@ def stats_rows(stats: engine_admin_pb2.GetStatsResponse) -> dict[str, str]:
     if stats.HasField("memory"):
         rows["memory"] = _memory_row(stats.memory)
         rows["governor"] = _governor_row(stats.governor)
-        rows["no memory"] = _rungs_row(stats)
+        rows["shortages"] = _rungs_row(stats)
     if stats.flight.records:
         rows["records"] = f"{stats.flight.records}, the last of {_last_record(stats.flight)}"
     if stats.HasField("faults"):

@@ -11,11 +11,13 @@ class DeviceOutOfMemoryError(Exception):
     def __init__(
         self, owner: Owner, wanted_bytes: int, free_bytes: int | None, total_bytes: int | None
     ) -> None:
-        """None: the allocator that failed did not tell."""
-        super().__init__(
-            f"{wanted_bytes} bytes wanted for {owner.value}, {_figure(free_bytes)} free of "
-            f"{_figure(total_bytes)}"
-        )
+        """0 wanted bytes, None free or None in all: the allocator that failed did not tell."""
+        wanted = f"{wanted_bytes} bytes" if wanted_bytes else "memory"
+        told = f"{wanted} wanted for {owner.value}"
+        if free_bytes is None or total_bytes is None:
+            super().__init__(f"{told}, more than the allocator had")
+        else:
+            super().__init__(f"{told}, {free_bytes} free of {total_bytes}")
         self.owner = owner
         self.wanted_bytes = wanted_bytes
         self.free_bytes = free_bytes
@@ -28,7 +30,3 @@ class DeviceLostError(Exception):
     def __init__(self, cause: str) -> None:
         super().__init__(cause)
         self.cause = cause
-
-
-def _figure(size_bytes: int | None) -> str:
-    return "an unknown number" if size_bytes is None else str(size_bytes)

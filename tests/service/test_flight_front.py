@@ -212,12 +212,10 @@ async def test_a_storm_of_rungs_does_not_hide_the_death(tmp_path: Path) -> None:
         ]
         for i, result in enumerate(results):
             assert (await result).text == counted_text(i, 80)
-        stats = front.stats()
     found = kinds(folder)
     assert len(found) <= 6
     assert FlightKind.ENGINE_DEATH in found
     assert FlightKind.OOM in found
-    assert stats.lost_flight_records >= 0
 
 
 @pytest.mark.parametrize("settings", [{"flight_records": 0}, {"flight_folder": "/proc/nowhere"}])

@@ -20,6 +20,10 @@ def test_the_cpu_allocator_itself() -> None:
     assert isinstance(error, DeviceOutOfMemoryError)
     assert (error.owner, error.wanted_bytes) == (Owner.ACTIVATIONS, 1 << 60)
     assert (error.free_bytes, error.total_bytes) == (None, None)
+    wanted = f"{1 << 60} bytes wanted for activations"
+    assert str(error) == f"{wanted}, more than the allocator had"
+    full = DeviceOutOfMemoryError(Owner.ACTIVATIONS, 1 << 60, 5, 1000)
+    assert str(full) == f"{wanted}, 5 free of 1000"
 
 
 def test_an_allocation_of_cpp_that_no_allocator_of_torch_made() -> None:
@@ -28,6 +32,7 @@ def test_an_allocation_of_cpp_that_no_allocator_of_torch_made() -> None:
     error = device_error(caught.value)
     assert isinstance(error, DeviceOutOfMemoryError)
     assert error.wanted_bytes == 0, "it does not say"
+    assert str(error) == "memory wanted for activations, more than the allocator had"
 
 
 GPU_TEXT = (

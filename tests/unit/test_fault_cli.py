@@ -135,7 +135,7 @@ def test_the_governor_and_the_ladder_are_told() -> None:
         "128 of 512 tokens a step for prompts, pool of 30 of 40 blocks, admission closed, "
         "blocks for 2.5 s, memory for 8.0 s"
     )
-    assert told["no memory"] == (
+    assert told["shortages"] == (
         "4 steps tried again, 3 pool shrinks, 2 requeues, 1 requests failed, 3 allocator retries"
     )
     calm = msgspec.structs.replace(
@@ -151,7 +151,7 @@ def test_the_governor_and_the_ladder_are_told() -> None:
 
 def test_records_and_faults_are_told_where_there_are_any() -> None:
     quiet = rows(None)
-    assert not quiet.keys() & {"memory", "governor", "no memory", "records", "faults"}
+    assert not quiet.keys() & {"memory", "governor", "shortages", "records", "faults"}
     told = rows(
         None,
         flight_records=2,

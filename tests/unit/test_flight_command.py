@@ -152,6 +152,7 @@ def test_an_oom_is_told_from_cause_to_versions() -> None:
     assert times[-1] == 0.0
     assert times == sorted(times)
     assert len(times) == 12
+    assert "requests in flight: 700" in lines
     assert "… and 680 more" in text
     assert "high" in text
     assert "never" in text  # will the KV blocks run out
@@ -199,5 +200,5 @@ def test_a_death_before_the_first_report() -> None:
     text = "\n".join(show_lines(record))
     assert "not ready yet" in text
     assert "no signals" in text
-    assert "no requests in flight" in text
+    assert "requests in flight: none" in text
     assert "it may have crashed by itself" in text
