@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-# Variance of a cost before anything is known, as a share of the first step: that of a sequence
-# or of a prefill token is small, so that little is said about batches never seen.
-_PRIOR_SHARES = (1.0, 0.1, 0.1)
-_STEP_NOISE_SHARE = 0.25  # of a step's time: what its batch does not explain
-_DRIFT_SHARE = 0.1  # of a step's time, in a second: the machine gets slower or faster
-_MAX_SURPRISE = 2.0  # of the expected time, where batches like it are known
+_WEIGHT = 0.2  # of the newest step among those of its kind
+_MAX_RATIO = 3.0  # to the mean of its kind: a step that was held up says no more than that
+_MAX_NEW_RATIO = 10.0  # to what is expected of the first of its kind
+_HALF_LIFE_SECONDS = 10.0  # of computing, after which a kind of batch that is not seen counts half
+_STALE_WEIGHT = 1e-3  # of what is old: enough where nothing newer tells
+# Of a cost as large as a step, divided by the square of the batch it would be found in: what no
+# batch tells is left at nothing.
+_RIDGE = 1e-4
+_ROUNDS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,51 +32,79 @@ class Costs:
         )
 
 
-class StepCosts:
-    """Follows the three costs with a Kalman filter.
+@dataclass(slots=True)
+class _Kind:
+    """Steps of about the same batch, as moving averages."""
 
-    Steps of equal batches tell the sum of the costs only. What they say nothing about stays
-    as it was learned from other batches, or at nothing: so a forecast for a batch that is
-    larger than any so far errs on the side of admission.
+    sequences: float
+    prefill_tokens: float
+    seconds: float
+    noted_seconds: float  # of computing, when the last one came
+
+    def note(self, sequences: float, prefill_tokens: float, seconds: float) -> None:
+        seconds = min(seconds, _MAX_RATIO * self.seconds)
+        self.sequences += _WEIGHT * (sequences - self.sequences)
+        self.prefill_tokens += _WEIGHT * (prefill_tokens - self.prefill_tokens)
+        self.seconds += _WEIGHT * (seconds - self.seconds)
+
+
+class StepCosts:
+    """Explains the mean times of steps, by size of the batch, with three costs.
+
+    Steps of equal batches tell the sum of the costs only. Means of other batches are kept, and
+    count where nothing newer tells; what no batch has told is taken to cost nothing. So a
+    forecast for a batch that is larger than any so far errs on the side of admission.
     """
 
     def __init__(self) -> None:
-        self._costs = [0.0, 0.0, 0.0]
-        self._covariance = [[0.0] * 3 for _ in range(3)]
-        self._is_known = False
+        self._kinds: dict[tuple[int, int], _Kind] = {}  # by magnitude of both sizes
+        self._computed_seconds = 0.0
+        self._costs: Costs | None = None  # None: to be found again
 
     @property
     def costs(self) -> Costs | None:
         """None before the first step."""
-        return Costs(*self._costs) if self._is_known else None
+        if self._costs is None and self._kinds:
+            self._costs = self._fit()
+        return self._costs
 
     def note(self, sequences: float, prefill_tokens: float, seconds: float) -> None:
         """A step took so long. It had sequences that decoded, or tokens of prompts, or both."""
-        batch = (1.0, float(sequences), float(prefill_tokens))
-        if not self._is_known:
-            self._is_known = True
-            for i, share in enumerate(_PRIOR_SHARES):
-                self._covariance[i][i] = (share * seconds) ** 2
-        self._correct(batch, seconds)
+        self._computed_seconds += seconds
+        key = _magnitude(sequences), _magnitude(prefill_tokens)
+        kind = self._kinds.get(key)
+        if kind is None:
+            if (costs := self.costs) is not None:
+                expected_seconds = costs.step_seconds(sequences, prefill_tokens)
+                seconds = min(seconds, _MAX_NEW_RATIO * expected_seconds)
+            self._kinds[key] = _Kind(sequences, prefill_tokens, seconds, self._computed_seconds)
+        else:
+            kind.note(sequences, prefill_tokens, seconds)
+            kind.noted_seconds = self._computed_seconds
+        self._costs = None
 
-    def _correct(self, batch: tuple[float, float, float], seconds: float) -> None:
-        expected = sum(c * x for c, x in zip(self._costs, batch, strict=True))
-        spread = [sum(row[j] * batch[j] for j in range(3)) for row in self._covariance]
-        known = sum(x * s for x, s in zip(batch, spread, strict=True))
-        if known <= 0.0:
-            return
-        # A step that was held up says no more than that.
-        seconds = min(seconds, expected + max(_MAX_SURPRISE * expected, 3 * math.sqrt(known)))
-        scale = max(expected, seconds)
-        # As time goes by the time of such a step becomes uncertain again, and with it the costs
-        # in the proportion in which they can explain it, and in no other.
-        doubt = known + (_DRIFT_SHARE * scale) ** 2 * seconds
-        variance = doubt + (_STEP_NOISE_SHARE * scale) ** 2
-        correction = doubt / variance * (seconds - expected)
-        for i in range(3):
-            self._costs[i] = max(0.0, self._costs[i] + spread[i] / known * correction)
-        # The same correction of the covariance, after the doubt has been added to it.
-        change = (doubt - doubt * doubt / variance - known) / (known * known)
-        for i in range(3):
-            for j in range(3):
-                self._covariance[i][j] += spread[i] * spread[j] * change
+    def _fit(self) -> Costs:
+        """Least squares of relative errors with costs of 0 or more, by coordinate descent."""
+        products = [[0.0] * 3 for _ in range(3)]
+        targets = [0.0] * 3
+        for kind in self._kinds.values():
+            # Divided by the time: a relative error counts the same for short and long steps.
+            row = [x / kind.seconds for x in (1.0, kind.sequences, kind.prefill_tokens)]
+            age = (self._computed_seconds - kind.noted_seconds) / _HALF_LIFE_SECONDS
+            weight = max(_STALE_WEIGHT, 0.5 ** min(age, 64.0))
+            for i in range(3):
+                targets[i] += weight * row[i]
+                for j in range(3):
+                    products[i][j] += weight * row[i] * row[j]
+        for i in (1, 2):
+            products[i][i] += _RIDGE * products[0][0]
+        costs = [0.0] * 3
+        for _ in range(_ROUNDS):
+            for i in range(3):
+                others = sum(products[i][j] * costs[j] for j in range(3) if j != i)
+                costs[i] = max(0.0, (targets[i] - others) / products[i][i])
+        return Costs(*costs)
+
+
+def _magnitude(size: float) -> int:
+    return round(size).bit_length()

@@ -81,6 +81,25 @@ def test_one_step_that_was_held_up_is_no_new_speed() -> None:
     assert learning.costs.step_seconds(16) < 3 * TRUE.step_seconds(16)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_no_order_of_batches_and_stalls_leads_far_from_the_truth(seed: int) -> None:
+    rng = random.Random(seed)
+    base = rng.choice((0.01, 0.3))
+    true = Costs(base, base * rng.choice((0.005, 0.3)), base * rng.choice((0.005, 0.2)))
+    learning = StepCosts()
+    for run in range(120):
+        sequences, tokens = rng.choice((1, 1, 2, 5, 12, 30)), rng.choice((0, 0, 0, 3, 20, 200))
+        for _ in range(rng.choice((1, 1, 3, 100))):
+            stall = rng.choice((1,) * 30 + (5, 20))
+            seconds = true.step_seconds(sequences, tokens) * rng.uniform(0.7, 1.4) * stall
+            learning.note(sequences, tokens, seconds)
+        costs = learning.costs
+        assert costs is not None
+        if run > 20:
+            for batch in ((1, 0), (12, 0), (30, 20)):
+                assert costs.step_seconds(*batch) < 10 * true.step_seconds(*batch)
+
+
 @given(
     steps=st.lists(
         st.tuples(st.integers(0, 4096), st.integers(0, 8192), st.floats(1e-6, 600)), max_size=60
