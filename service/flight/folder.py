@@ -143,7 +143,7 @@ class FlightFolder:
             name = RecordName(record.time, record.server_process_id, number, record.kind)
             part = self.path / name.part
             try:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
                 descriptor = os.open(part, flags, _MODE_FILE)
             except FileExistsError:
                 continue

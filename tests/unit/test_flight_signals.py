@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service.engine.figures import EngineStats, Vitals
+from service.flight.record import ledger_of
 from service.flight.signals import KEPT_SECONDS, Sample, SignalRing, columns
 
 
@@ -69,3 +70,10 @@ def test_engines_that_have_not_looked_leave_gaps() -> None:
     seeing = Sample(99.5, 1, 0, engine_stats(vitals=vitals(device_free_bytes=7)))
     assert columns([blind, seeing], 100.0).vitals["device_free_bytes"] == [None, 7]
     assert columns([blind], 100.0).vitals == {}
+
+
+def test_the_ledger_sums_up_and_says_how_old_it_is() -> None:
+    ledger = ledger_of(vitals(), now_seconds=100.25)
+    assert ledger.age_seconds == 0.25
+    assert ledger.headroom_bytes == 400 + 100
+    assert sum(ledger.by_owner.values()) == ledger.total_bytes - ledger.free_bytes
