@@ -24,6 +24,8 @@ _DEVICE_SECONDS = {
 _FORECAST_SHARE = 0.25
 _CRITICAL_RATIO = Threshold(enter=1.0, leave=1.1)  # of headroom to the demand of a narrow step
 _CALM_SECONDS = 5.0  # a level is left when it was not reached for so long
+# One that was only forecast is left sooner: while it lasts, requests wait for memory that is there.
+_FORECAST_CALM_SECONDS = 1.5
 
 
 class KvPressure:
@@ -54,6 +56,7 @@ class DevicePressure:
 
     def __init__(self) -> None:
         self._latch = LevelLatch(_CALM_SECONDS)
+        self._forecast_latch = LevelLatch(_FORECAST_CALM_SECONDS)
         self._looked_seconds = -math.inf
         self.level = PressureLevel.NORMAL
 
@@ -80,12 +83,16 @@ class DevicePressure:
             _level_of(full_ratio, full_ratios, level),
             PressureLevel.ELEVATED if is_pool_held else PressureLevel.NORMAL,
         )
+        forecast = PressureLevel.NORMAL
         if headroom_bytes < _FORECAST_SHARE * reading.device_total_bytes:
-            reached = max(reached, _level_of(exhaustion_seconds, _DEVICE_SECONDS, level))
+            forecast = _level_of(exhaustion_seconds, _DEVICE_SECONDS, level)
         if reading.oom_seconds is not None and reading.oom_seconds >= self._looked_seconds:
             reached = PressureLevel.CRITICAL
         self._looked_seconds = reading.now_seconds
-        self.level = self._latch.reach(reading.now_seconds, reached)
+        self.level = max(
+            self._latch.reach(reading.now_seconds, reached),
+            self._forecast_latch.reach(reading.now_seconds, forecast),
+        )
 
 
 def _falling_from(share: float) -> Threshold:

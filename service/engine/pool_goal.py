@@ -15,10 +15,13 @@ from service.engine.readings import GovernorReading
 
 # For so long the headroom is to last when spare memory declines. What nobody holds is given back
 # early. What sequences hold is worth more: it goes when there is just time left to give it back,
-# which takes a look and a step or two.
+# which takes a look and a step or two. The same is true of what they held a moment ago: the next
+# one wants it when one has ended, and a pool without it would admit nobody.
 _AHEAD_SECONDS = 2.0
-_NEAR_SECONDS = 0.3
+_NEAR_SECONDS = 0.5
 _NEAR_LOOKS = 2
+_GROWTH_BLOCKS = 2
+_NEED_SECONDS = 10.0  # by which what was needed is forgotten, but for 1/e
 # The pool grows by a part of what is missing, and at least by a part of the ceiling, at a time.
 _GROWTH_PART_OF_GAP = 4
 _GROWTH_PART_OF_CEILING = 32
@@ -37,6 +40,7 @@ class PoolGoal:
         self._grew_seconds = -math.inf
         self._looked_seconds = math.inf
         self._hold_seconds = _HOLD_SECONDS
+        self._needed_blocks = 0.0
 
     def next(
         self, reading: GovernorReading, margins: Margins, decline_bytes_per_second: float
@@ -45,8 +49,9 @@ class PoolGoal:
 
         `decline_bytes_per_second` is that of the spare memory.
         """
-        near_seconds = min(_AHEAD_SECONDS, _NEAR_SECONDS + _NEAR_LOOKS * self._interval(reading))
-        needed_blocks = reading.held_blocks + reading.running  # a block more for each
+        interval_seconds = self._interval(reading)
+        near_seconds = min(_AHEAD_SECONDS, max(_NEAR_SECONDS, _NEAR_LOOKS * interval_seconds))
+        needed_blocks = self._need(reading, interval_seconds)
 
         def blocks_that_leave(ratio: float) -> int:
             kept_bytes = ratio * reading.demand_bytes
@@ -86,6 +91,14 @@ class PoolGoal:
         """Time since the last reading."""
         before, self._looked_seconds = self._looked_seconds, reading.now_seconds
         return max(0.0, reading.now_seconds - before)
+
+    def _need(self, reading: GovernorReading, interval_seconds: float) -> int:
+        """Blocks that sequences hold, or did lately, and what they grow by until the pool may."""
+        faded_blocks = self._needed_blocks * math.exp(-interval_seconds / _NEED_SECONDS)
+        self._needed_blocks = max(
+            faded_blocks, reading.held_blocks + _GROWTH_BLOCKS * reading.running
+        )
+        return math.ceil(self._needed_blocks)
 
     def _may_grow(self, reading: GovernorReading, goal_blocks: int) -> bool:
         """Whether the pool has arrived where it was to be, and nothing has happened for a while."""

@@ -108,6 +108,41 @@ def test_no_step_fails_while_a_balloon_takes_60_percent_within_10_seconds(
     assert sim.turns() <= 5
 
 
+@pytest.mark.parametrize("step_seconds", [0.05, 0.1, 0.3])
+@pytest.mark.parametrize("output_tokens", [15, 64])
+def test_streams_go_on_while_what_the_balloon_leaves_is_enough_for_them(
+    step_seconds: float, output_tokens: int
+) -> None:
+    """A tenth of the pool is left at the top; clients who ask again at once hold a third of that.
+
+    What they hold goes and comes as their streams end: the pool is not to follow it down.
+    """
+    machine = Machine(
+        total_bytes=3600 * MIB,
+        weights_bytes=1150 * MIB,
+        demand_bytes=44 * MIB,
+        fixed_bytes=9 * MIB,
+        block_bytes=720 << 10,
+        pool_blocks=2880,
+        step_seconds=step_seconds,
+    )
+    balloon = ramp(int(0.6 * machine.total_bytes), 5.0, 10.0, hold=10.0)
+    sim = Simulation(machine, foreign=balloon)
+
+    def arrivals(_: float) -> list[Member]:
+        live = len(sim.running) + len(sim.waiting) + len(sim.preempted)
+        return [Member(tokens=150, remaining_tokens=output_tokens) for _ in range(8 - live)]
+
+    sim.arrivals = arrivals
+    sim.run(60)
+    assert min(moment.pool_blocks for moment in sim.moments) < machine.pool_blocks // 5
+    assert sim.preemptions == 0
+    assert sim.failures == []
+    critical = sum(moment.level is PressureLevel.CRITICAL for moment in sim.moments)
+    assert critical * step_seconds < 2.5, "nobody is let in then"
+    assert sim.moments[-1].pool_blocks == machine.pool_blocks
+
+
 @pytest.mark.parametrize("demand_share", [0.01, 0.2])
 def test_a_leak_is_followed_and_nothing_fails_while_the_pool_can_give(demand_share: float) -> None:
     machine = Machine.sized(2048 * MIB, demand_share, keeps_activations=False)

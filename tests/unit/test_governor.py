@@ -166,6 +166,25 @@ def test_a_decline_is_told_in_seconds_and_answered_before_it_hurts() -> None:
     assert decision.device_exhaustion_seconds >= (250 - 60) / 100
 
 
+def test_a_decline_does_not_take_what_sequences_held_a_moment_ago() -> None:
+    """The next ones want it; the neighbour takes 1500 bytes a second, 150 blocks."""
+
+    def goal_after(desk: Desk, held: int) -> int:
+        spare, goal = 6000, 500
+        for _ in range(20):
+            spare -= 150
+            decision = desk.decide(
+                pool_blocks=goal, headroom_bytes=spare - 10 * goal, held_blocks=held
+            )
+            goal = decision.pool_goal_blocks
+        return goal
+
+    lately, never = Desk(), Desk()
+    lately.decide(held_blocks=200)
+    assert goal_after(lately, held=0) > 150
+    assert goal_after(never, held=0) < 50
+
+
 def test_a_decline_of_plenty_is_no_pressure() -> None:
     desk = Desk()
     headroom = 6000
