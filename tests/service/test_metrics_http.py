@@ -65,9 +65,9 @@ class Port:
 
 
 @contextlib.asynccontextmanager
-async def running() -> AsyncIterator[Port]:
+async def running(limit_seconds: float = LIMIT_SECONDS) -> AsyncIterator[Port]:
     site = Site()
-    server = HttpServer(site.respond, LIMIT_SECONDS)
+    server = HttpServer(site.respond, limit_seconds)
     port = await server.start("127.0.0.1", 0)
     try:
         yield Port(site, server, port)
@@ -165,6 +165,15 @@ async def test_a_large_answer_comes_whole() -> None:
         assert answer.endswith(b"\r\n\r\n" + BIG)
 
 
+async def test_a_large_answer_comes_whole_to_who_has_said_all() -> None:
+    async with running() as port:
+        reader, writer = await port.open()
+        writer.write(b"GET /big HTTP/1.1\r\n\r\n")
+        writer.write_eof()
+        assert (await reader.read()).endswith(b"\r\n\r\n" + BIG)
+        writer.close()
+
+
 async def test_too_many_connections_are_turned_away_until_others_end() -> None:
     async with running() as port:
         idle = [await port.open() for _ in range(MAX_CONNECTIONS)]
@@ -196,13 +205,13 @@ async def test_clients_that_hang_up_leave_nothing_behind() -> None:
 
 
 async def test_a_stop_hangs_up_on_everybody() -> None:
-    async with running() as port:
+    async with running(limit_seconds=60) as port:
         reader, writer = await port.open()
         writer.write(GET[:10])
         await asyncio.sleep(0.05)
         await port.server.stop()
         with contextlib.suppress(ConnectionResetError):
-            assert await reader.read() == b""
+            assert await asyncio.wait_for(reader.read(), 10) == b""
         writer.close()
         with pytest.raises(OSError):
             await port.open()
