@@ -88,6 +88,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 "device_memory_bytes leaves.",
                 "bytes",
                 ge=MIB,
+                le=2**47,
             ),
         ]
         | None

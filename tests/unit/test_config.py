@@ -87,6 +87,7 @@ def test_bad_byte_sizes(text: str) -> None:
     ("flags", "message"),
     [
         ({"port": "70000"}, r"port = '70000' \(flag --port\): must be at most 65535"),
+        ({"kv_memory_bytes": "129TiB"}, r"kv_memory_bytes = '129TiB' .*: must be at most 128TiB"),
         ({"port": "x"}, "must be an integer"),
         ({"port": "1.5"}, "must be an integer"),
         ({"port": True}, "must be an integer"),

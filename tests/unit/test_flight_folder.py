@@ -253,3 +253,12 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NoHomeError):
         folder_path(None, {})
     assert folder_path("/records", {}) == Path("/records")
+
+
+def test_what_is_larger_than_any_record_is_not_read(folder: FlightFolder) -> None:
+    path = folder.path / str(RecordName(BEGAN, 77, 0, FlightKind.OOM))
+    size_bytes = (64 << 20) + 1
+    with path.open("wb") as file:
+        file.truncate(size_bytes)  # takes no disk
+    with pytest.raises(DamagedRecordError, match=f"{size_bytes} bytes, more than any record has"):
+        read_headline(path)
