@@ -188,7 +188,8 @@ def test_flags_in_help_and_negation(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("load_line", "(above 0, up to 1; default 0.9)"),
         ("max_request_bytes", "(bytes; 1KiB to 1GiB; default 4MiB)"),
-        ("kv_memory_bytes", "(bytes; at least 1MiB)"),
+        ("kv_memory_bytes", "(bytes; 1MiB to 128TiB)"),
+        ("max_context_tokens", "(tokens; at least 2)"),
         ("keepalive_seconds", "(seconds; 1 to 7200; default 20)"),
         ("reflection", "(default true)"),
         ("served_model_name", "without .gguf."),
