@@ -51,6 +51,7 @@ _ENGINE_GAUGES: _EngineRows = (
 )
 _ENGINE_COUNTERS: _EngineRows = (
     (server.STEPS, (), lambda engine: engine.steps),
+    (server.BUSY, (), lambda engine: engine.busy_seconds),
     (server.COMPUTED_TOKENS, ("prefill",), lambda engine: engine.prefill_tokens),
     (server.COMPUTED_TOKENS, ("decode",), lambda engine: engine.decode_tokens),
     (cache.EVICTED, (), lambda engine: engine.evicted_blocks),

@@ -56,6 +56,12 @@ STEPS = Metric(
     kind=Kind.COUNTER,
     help="Steps that the engine has computed.",
 )
+BUSY = Metric(
+    name="plimsoll_engine_busy_seconds_total",
+    kind=Kind.COUNTER,
+    unit="seconds",
+    help="Time that steps of the engine have taken; its rate is the share of time it is busy.",
+)
 COMPUTED_TOKENS = Metric(
     name="plimsoll_engine_computed_tokens_total",
     kind=Kind.COUNTER,
@@ -98,6 +104,7 @@ FAULT_STRIKES = Metric(
 )
 
 METRICS = (
-    *(INFO, MODEL_INFO, STARTED, STATE, LOOP_LAG, RESTARTS, SEQUENCES, STEPS, COMPUTED_TOKENS),
-    *(STEP_TIME, FLIGHT_RECORDS, FLIGHT_LOST, FLIGHT_LAST, FAULTS, FAULT_STRIKES),
+    *(INFO, MODEL_INFO, STARTED, STATE, LOOP_LAG, RESTARTS),
+    *(SEQUENCES, STEPS, BUSY, COMPUTED_TOKENS, STEP_TIME),
+    *(FLIGHT_RECORDS, FLIGHT_LOST, FLIGHT_LAST, FAULTS, FAULT_STRIKES),
 )
