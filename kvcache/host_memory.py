@@ -26,6 +26,10 @@ _VERSION_1 = _Controller(
 _VERSION_2 = _Controller("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file")
 
 
+# Version 1 has no word for a group without a limit, but a number of about 2 ** 63.
+_NO_LIMIT_BYTES = 1 << 62
+
+
 def available_memory_bytes(root: Path = Path("/")) -> int:
     """Bytes that can still be taken without swapping, within every limit on this process.
 
@@ -33,12 +37,11 @@ def available_memory_bytes(root: Path = Path("/")) -> int:
     it, the limit minus what its members use. `root` is the file system to look in.
     """
     available = _meminfo_bytes(root / "proc/meminfo", "MemAvailable")
-    for controller, group in _groups(root):
-        limit = _read(group / controller.limit)
+    for controller, group, limit_bytes in _limited_groups(root):
         used = _read(group / controller.used)
-        if limit is not None and used is not None and limit != "max":
+        if used is not None:
             reclaimable = _stat_bytes(group / "memory.stat", controller.reclaimable)
-            available = min(available, int(limit) - int(used) + reclaimable)
+            available = min(available, limit_bytes - int(used) + reclaimable)
     return max(0, available)
 
 
@@ -48,11 +51,15 @@ def total_memory_bytes(root: Path = Path("/")) -> int:
     The least of MemTotal and the limits of the control groups that it is in.
     """
     total = _meminfo_bytes(root / "proc/meminfo", "MemTotal")
+    return min([total, *(limit_bytes for _, _, limit_bytes in _limited_groups(root))])
+
+
+def _limited_groups(root: Path) -> Iterator[tuple[_Controller, Path, int]]:
+    """Those of `_groups` that have a limit, with its bytes."""
     for controller, group in _groups(root):
         limit = _read(group / controller.limit)
-        if limit is not None and limit != "max":
-            total = min(total, int(limit))
-    return total
+        if limit is not None and limit != "max" and int(limit) < _NO_LIMIT_BYTES:
+            yield controller, group, int(limit)
 
 
 def _groups(root: Path) -> Iterator[tuple[_Controller, Path]]:

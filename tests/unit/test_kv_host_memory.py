@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvcache.host_memory import available_memory_bytes
+from kvcache.host_memory import available_memory_bytes, total_memory_bytes
 
 V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 V2 = ("memory.max", "memory.current", "inactive_file")
@@ -86,3 +86,25 @@ def test_a_container_whose_own_group_is_mounted_on_top(root: Path) -> None:
 
 def test_this_machine_has_memory() -> None:
     assert 0 < available_memory_bytes() < 1 << 50
+
+
+@pytest.mark.parametrize(
+    ("limit", "total_bytes"), [("max", 2_048_000), ("500000", 500_000), ("9000000", 2_048_000)]
+)
+def test_all_memory_is_that_of_the_machine_or_of_the_smallest_group(
+    root: Path, limit: str, total_bytes: int
+) -> None:
+    assert total_memory_bytes(root) == 2_048_000
+    member_of(root, "0::/pod/container")
+    group(root, "pod", limit, used=400_000)
+    group(root, "pod/container", "8000000", used=1)
+    assert total_memory_bytes(root) == total_bytes
+
+
+def test_a_group_without_a_limit_is_not_looked_at_further(root: Path) -> None:
+    """Ten times a second it would cost more than all the rest."""
+    member_of(root, "4:memory:/pod")
+    group(root, "memory/pod", "9223372036854771712", used=5, names=V1)
+    (root / "sys/fs/cgroup/memory/pod" / V1[1]).write_text("no number")
+    assert available_memory_bytes(root) == 1_024_000
+    assert total_memory_bytes(root) == 2_048_000
