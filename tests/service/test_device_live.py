@@ -71,7 +71,8 @@ def test_a_device_of_3_gib_is_filled_as_far_as_told_and_its_ledger_balances() ->
 
 
 def test_a_device_that_is_too_small_is_refused_with_every_term() -> None:
-    command = [sys.executable, "-m", "service.cli", "serve", "--port", "0", "--admin-port", "0"]
+    command = [sys.executable, "-m", "service.cli", "serve"]
+    command += ["--port", "0", "--admin-port", "0", "--metrics-port", "0"]
     ended = subprocess.run(
         [*command, "--device-memory-bytes", "600MiB"],
         capture_output=True,
