@@ -236,7 +236,7 @@ async def test_a_frozen_engine_is_replaced_and_streams_go_on(tmp_path: Path) -> 
     async with running_front(tmp_path, engine_silence_seconds=1.0) as (front, record):
         results = [
             asyncio.create_task(
-                collect(await front.generate(call(count_prompt(), f"r{i}", seed=i, max_tokens=2000)))
+                collect(await front.generate(call(count_prompt(), f"r{i}", seed=i, max_tokens=900)))
             )
             for i in range(4)
         ]
@@ -245,7 +245,7 @@ async def test_a_frozen_engine_is_replaced_and_streams_go_on(tmp_path: Path) -> 
         assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
         texts = [(await result).text for result in results]
-        assert texts == [counted_text(i, 2000) for i in range(4)]
+        assert texts == [counted_text(i, 900) for i in range(4)]
         assert {s["id"] for s in record.submitted() if s["resumed"]} == {1, 2, 3, 4}
         with pytest.raises(ProcessLookupError):
             os.kill(frozen, 0)
