@@ -72,7 +72,9 @@ def judge(
             floor = shares.get(victim.tenant, NO_SHARE).floor_blocks
             assert after.total(victim.tenant) >= floor, "below another tenant's floor"
         for other_key, other in after.cached.items():
-            if other.is_expected or other_key not in before.cached:
+            if other_key not in before.cached or before.cached[other_key].is_expected:
+                continue  # a sequence that begins lets go of what it expected after its victims
+            if other.is_expected:
                 continue
             may_go = other.tenant == tenant
             if number >= excess and not may_go:
