@@ -36,8 +36,10 @@ $(STAMP): pyproject.toml requirements.lock .ci/model.lock $(wildcard kvcache/nat
 demo: $(STAMP) ## Serve SmolLM2-135M, stream one answer, print figures, stop.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash .ci/demo
 
+# Policies and parts side by side; then what starts servers and fills the cores by itself.
 test: $(STAMP) ## Run every test that needs no GPU and no cluster (the slow ones too).
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 tests/property tests/unit
+	$(BIN)/python -m pytest --ignore tests/property --ignore tests/unit
 
 quick: $(STAMP) ## Run the tests that take seconds.
 	$(BIN)/python -m pytest -m "not slow"
