@@ -18,7 +18,7 @@ from service.api.gen.plimsoll.v1 import engine_admin_pb2, engine_admin_pb2_grpc
 from service.api.gen.plimsoll.v1.inference_pb2 import GenerateStreamRequest
 from service.api.gen.plimsoll.v1.inference_pb2_grpc import InferenceServiceStub
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 STREAMS = 4
 
