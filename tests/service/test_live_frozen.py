@@ -11,7 +11,7 @@ from checked_stream import CheckedStream, read_all, stream_request
 from cpu_burners import burning, stand_back
 from live_server import LiveServer, serve
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SILENCE_SECONDS = 1.0
 
@@ -44,7 +44,7 @@ async def test_a_stopped_engine_is_replaced_and_streams_go_on(server: LiveServer
 
 
 @pytest.mark.parametrize(
-    ("streams", "niceness", "max_tokens"), [(16, 0, 12), (1, 19, 2)], ids=["busy", "starved"]
+    ("streams", "niceness", "max_tokens"), [(8, 0, 8), (1, 15, 2)], ids=["busy", "starved"]
 )
 async def test_an_engine_that_shares_its_cores_is_left_alone(
     server: LiveServer, streams: int, niceness: int, max_tokens: int
