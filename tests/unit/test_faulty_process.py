@@ -12,10 +12,11 @@ import pytest
 # As the engine does: the signals of a terminal and a kubelet are the front's to handle.
 _PROGRAM = textwrap.dedent(
     """
-    import sys
+    import signal
     from service.engine.faulty.process import end_process
     from service.engine.process import leave_signals_to_parent
     leave_signals_to_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {blocked})
     try:
         end_process({signal}, {status})
     finally:
@@ -24,19 +25,34 @@ _PROGRAM = textwrap.dedent(
 )
 
 
-def end(signal_number: int, status: int = 1) -> subprocess.CompletedProcess[str]:
-    program = _PROGRAM.format(signal=signal_number, status=status)
+def end(
+    signal_number: int, status: int = 1, blocked: tuple[int, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    program = _PROGRAM.format(signal=signal_number, status=status, blocked=[*map(int, blocked)])
     return subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
     )
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, 32, 40]
+    "number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, 40]
 )
 def test_a_signal_ends_it_though_it_ignores_it(number: int) -> None:
     ended = end(number)
     assert ended.returncode == -number
+    assert ended.stdout == ""
+
+
+def test_a_signal_ends_it_though_it_blocks_it() -> None:
+    ended = end(signal.SIGTERM, blocked=(signal.SIGTERM,))
+    assert ended.returncode == -signal.SIGTERM
+    assert ended.stdout == ""
+
+
+@pytest.mark.parametrize("number", [32, 33])
+def test_a_signal_that_the_c_library_keeps_ends_it_one_way_or_the_other(number: int) -> None:
+    ended = end(number)  # what the parent made of the signal is inherited, and not to be changed
+    assert ended.returncode in (-number, 128 + number)
     assert ended.stdout == ""
 
 

@@ -45,6 +45,7 @@ def test_a_lost_answer_costs_the_blocks_until_the_deadline_only(
     fill_store(engine, tokens)
     store.gate("read").clear()
     transfer = engine.offload.prefetch(b"", tokens)
+    until(lambda: store.waiting == 1)
     clock.advance(LEASE_SECONDS - 0.1)
     engine.offload.poll()
     assert engine.manager.stats().loading == 5
@@ -63,6 +64,7 @@ def test_a_late_answer_reaches_no_block_that_was_given_away(
     fill_store(engine, tokens)
     store.gate("read").clear()
     transfer = engine.offload.prefetch(b"", tokens)
+    until(lambda: store.waiting == 1)
     clock.advance(LEASE_SECONDS)
     engine.manager.expire()
     holder = engine.start(other)
@@ -85,6 +87,7 @@ def test_what_came_before_the_deadline_is_kept(
         (engine.host if place < 2 else store).put(key, contents(key))
     store.gate("read").clear()
     transfer = engine.offload.prefetch(b"", tokens)
+    until(lambda: store.waiting == 1)
     assert engine.offload.poll() == 2
     clock.advance(LEASE_SECONDS)
     assert engine.finish(transfer) is TransferState.EXPIRED
@@ -114,6 +117,7 @@ def test_a_store_that_fails_is_a_miss(new_engine: NewEngine, store: FakeTier) ->
     transfer = None
     store.gate("read").clear()
     transfer = engine.offload.prefetch(b"", tokens)
+    until(lambda: store.waiting == 1)
     store.error = TierError("fake", "connection lost")
     store.open_all()
     assert engine.finish(transfer) is TransferState.MISSED
@@ -154,6 +158,7 @@ def test_blocks_being_read_are_bounded_even_if_answers_never_come(
     fill_store(engine, tokens)
     store.gate("read").clear()
     transfer = engine.offload.prefetch(b"", tokens)
+    until(lambda: store.waiting == 1)
     assert engine.manager.stats().loading == 3
     clock.advance(LEASE_SECONDS)
     assert engine.finish(transfer) is TransferState.EXPIRED
