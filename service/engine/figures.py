@@ -27,6 +27,23 @@ class GovernorAction(enum.IntEnum):
     GROW = 4  # the KV pool takes memory again, up to what was ordered
 
 
+class PreemptionMode(enum.IntEnum):
+    """How the blocks of a preempted sequence come back, see `kvcache.PreemptionMode`."""
+
+    TRIM = 1
+    SWAP = 2
+    RECOMPUTE = 3
+
+
+class PreemptionReason(enum.IntEnum):
+    """Why a sequence lost blocks."""
+
+    KV_FULL = 1  # a running sequence needed a block and none was to be had
+    PRIORITY = 2  # a waiting sequence of higher priority took its place
+    POOL_SHRUNK = 3  # the pool became smaller, by order or for want of device memory
+    OOM = 4  # a step found no device memory, and only one sequence was kept
+
+
 class Vitals(msgspec.Struct, array_like=True, frozen=True):
     """Memory as the governor saw it last, at most 0.1 s ago, and what it did about it.
 

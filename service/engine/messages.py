@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from service.engine.figures import EngineStats, Incident
+from service.engine.figures import EngineStats, Incident, PreemptionMode, PreemptionReason
 from service.faults.plan import Fault
 
 
@@ -199,6 +199,32 @@ class Started(msgspec.Struct, array_like=True, frozen=True):
     scheduled_seconds: float
 
 
+class Prefilled(msgspec.Struct, array_like=True, frozen=True):
+    """A chunk of a prompt, or of what was lost, was computed."""
+
+    sequence_id: int
+    tokens: int
+    ended_seconds: float
+
+
+class Preempted(msgspec.Struct, array_like=True, frozen=True):
+    """A sequence lost blocks and waits to come back."""
+
+    sequence_id: int
+    mode: PreemptionMode
+    reason: PreemptionReason
+    lost_tokens: int  # to be computed again, or copied back where swapped
+    at_seconds: float
+
+
+class Readmitted(msgspec.Struct, array_like=True, frozen=True):
+    """A preempted sequence is in the batch again."""
+
+    sequence_id: int
+    cached_tokens: int  # that need not be computed again
+    at_seconds: float
+
+
 class Output(msgspec.Struct, array_like=True, frozen=True):
     """New tokens of one sequence."""
 
@@ -255,6 +281,9 @@ class StepReport(msgspec.Struct, array_like=True, tag="step", frozen=True):
     stats: EngineStats
     failed: list[Failed] = []
     exhausted: list[Exhausted] = []
+    prefilled: list[Prefilled] = []
+    preempted: list[Preempted] = []  # since the last report
+    readmitted: list[Readmitted] = []
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag="heartbeat", frozen=True):

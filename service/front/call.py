@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from service.engine.messages import SamplingParams, SequenceSpec
+from service.front.trace_context import TraceContext
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class GenerationCall:
     keep_special_tokens: bool = False
     continues_text: bool = False  # the output goes on where the prompt ends, a space included
     stream_interval_tokens: int = 1
+    trace: TraceContext | None = None  # None: nobody traces
 
     def end_of_time(self, arrival_seconds: float) -> EndOfTime:
         """What ends the request if nothing else does, of deadline and time limit the first."""

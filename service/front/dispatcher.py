@@ -270,7 +270,7 @@ class Dispatcher:
             if request is not None:
                 known_tokens = self._journal.started(started.sequence_id)
                 if known_tokens:
-                    request.resumed(known_tokens, started.cached_tokens)
+                    request.resumed(started.sequence_id, known_tokens, started.cached_tokens)
                 request.started(started)
                 touched[request] = None
         for output in report.outputs:

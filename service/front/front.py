@@ -77,8 +77,8 @@ class Front:
         self._resumed = asyncio.Event()
 
     def observe(self, observer: RequestObserver) -> None:
-        """Tells the observer, and none before it, of all requests from now on."""
-        self._requests.outcomes.observer = observer
+        """Tells the observer, beside earlier ones, of all requests from now on."""
+        self._requests.outcomes.observers.add(observer)
 
     # --- life cycle ---
 

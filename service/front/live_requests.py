@@ -116,7 +116,7 @@ class LiveRequests:
             eos_ids,
             arrival_seconds=arrival_seconds,
             context_bound=call.max_tokens is None or call.max_tokens > room_tokens,
-            observer=self.outcomes.observer,
+            observer=self.outcomes.observers,
         )
         request.forecast_seconds = forecast_seconds
         specs = sequence_specs(
@@ -129,7 +129,7 @@ class LiveRequests:
             arrival_seconds=arrival_seconds,
         )
         self._registry.add(request, demand)
-        self.outcomes.observer.admitted(call)
+        self.outcomes.observers.admitted(call)
         reach = self._reach_deadline if end.is_deadline else self._reach_time_limit
         if end.seconds <= now_seconds:
             reach(request)  # the engine never hears of it

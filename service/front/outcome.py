@@ -9,7 +9,7 @@ import structlog
 
 from service.front.call import GenerationCall
 from service.front.events import DeadlineUnreachable, QueueFull, RequestError
-from service.front.observer import Ending, RequestObserver
+from service.front.observer import Ending, Observers
 from service.front.request import LiveRequest
 
 _log = structlog.get_logger(__name__)
@@ -23,12 +23,12 @@ class Outcomes:
     failed: int = 0
     cancelled: int = 0  # the client left
     rejected: int = 0  # refused at once or while they waited, for want of room or time
-    observer: RequestObserver = field(default_factory=RequestObserver)
+    observers: Observers = field(default_factory=Observers)
 
     def reject(self, call: GenerationCall, error: RequestError) -> None:
         """A call was refused."""
         self.rejected += 1
-        self.observer.refused(call, error)
+        self.observers.refused(call, error)
         _log.info(
             "request refused",
             request_id=call.request_id,
@@ -60,7 +60,7 @@ class Outcomes:
             timings=request.account.timings(now_seconds),
             duration_seconds=now_seconds - request.account.arrival_seconds,
         )
-        self.observer.ended(call, ending)
+        self.observers.ended(call, ending)
         _log.info(
             "request ended",
             request_id=call.request_id,

@@ -114,12 +114,13 @@ class LiveRequest:
         if not self.scheduled:
             self.scheduled = True
             self.account.first_scheduled(started.scheduled_seconds, started.cached_tokens)
-            self._observer.scheduled(started.scheduled_seconds - self.account.arrival_seconds)
+            queue_seconds = started.scheduled_seconds - self.account.arrival_seconds
+            self._observer.scheduled(self.call, queue_seconds)
 
-    def resumed(self, known_tokens: int, cached_tokens: int) -> None:
+    def resumed(self, sequence_id: int, known_tokens: int, cached_tokens: int) -> None:
         """A candidate goes on in another engine, which computes again what it does not have."""
         self.account.resumed(known_tokens, cached_tokens)
-        self._observer.resumed()
+        self._observer.resumed(self.call, self._by_sequence[sequence_id].index)
 
     def output(self, output: Output, now_seconds: float) -> bool:
         """Takes new tokens. True: the candidate is over and the engine should stop it."""
@@ -128,7 +129,9 @@ class LiveRequest:
             return False
         if self.account.received(now_seconds):
             self._observer.first_token(
-                now_seconds - self.account.arrival_seconds, self.account.prefill_seconds
+                self.call,
+                now_seconds - self.account.arrival_seconds,
+                self.account.prefill_seconds,
             )
         if output.prompt_logprobs is not None and self._prompt_logprobs is None:
             self._prompt_logprobs = output.prompt_logprobs

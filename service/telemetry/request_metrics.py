@@ -99,10 +99,12 @@ class RequestMetrics(RequestObserver):
         tenant.admitted.inc()
         tenant.prompt_tokens.inc(tokens)
 
-    def scheduled(self, queue_seconds: float) -> None:
+    def scheduled(self, call: GenerationCall, queue_seconds: float) -> None:
         self._queue.observe(queue_seconds)
 
-    def first_token(self, since_arrival_seconds: float, since_batch_seconds: float) -> None:
+    def first_token(
+        self, call: GenerationCall, since_arrival_seconds: float, since_batch_seconds: float
+    ) -> None:
         self._first_token.observe(since_arrival_seconds)
         self._prefill.observe(since_batch_seconds)
 
@@ -112,7 +114,7 @@ class RequestMetrics(RequestObserver):
         if gap_seconds is not None:
             self._token_gap.observe(gap_seconds)
 
-    def resumed(self) -> None:
+    def resumed(self, call: GenerationCall, candidate: int) -> None:
         self._resubmitted.inc()
 
     def ended(self, call: GenerationCall, ending: Ending) -> None:

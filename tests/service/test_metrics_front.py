@@ -49,21 +49,23 @@ class Witness(RequestObserver):
         self.live += 1
         self.metrics.admitted(call)
 
-    def scheduled(self, queue_seconds: float) -> None:
+    def scheduled(self, call: GenerationCall, queue_seconds: float) -> None:
         assert queue_seconds >= 0
-        self.metrics.scheduled(queue_seconds)
+        self.metrics.scheduled(call, queue_seconds)
 
-    def first_token(self, since_arrival_seconds: float, since_batch_seconds: float) -> None:
+    def first_token(
+        self, call: GenerationCall, since_arrival_seconds: float, since_batch_seconds: float
+    ) -> None:
         assert since_arrival_seconds >= since_batch_seconds >= 0
         self.first_tokens += 1
-        self.metrics.first_token(since_arrival_seconds, since_batch_seconds)
+        self.metrics.first_token(call, since_arrival_seconds, since_batch_seconds)
 
     def received(self, call: GenerationCall, tokens: int, gap_seconds: float | None) -> None:
         self.tokens += tokens
         self.metrics.received(call, tokens, gap_seconds)
 
-    def resumed(self) -> None:
-        self.metrics.resumed()
+    def resumed(self, call: GenerationCall, candidate: int) -> None:
+        self.metrics.resumed(call, candidate)
 
     def ended(self, call: GenerationCall, ending: Ending) -> None:
         self.live -= 1

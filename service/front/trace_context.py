@@ -1,0 +1,16 @@
+"""Where a request belongs in a trace: plain data, that neither gRPC nor OpenTelemetry makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """The span of one request, named before it begins. Source: W3C Trace Context."""
+
+    trace_id: str  # 32 hex digits
+    span_id: str  # 16 hex digits: the root span of this request here
+    parent_span_id: str | None  # of the client; None: the trace begins here
+    is_sampled: bool  # kept by the client's word or by ratio; others are kept only if troubled
+    state: str = ""  # what the client's `tracestate` said
