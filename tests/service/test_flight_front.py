@@ -273,8 +273,11 @@ def test_a_killed_front_leaves_whole_records(tmp_path: Path) -> None:
             stderr=subprocess.DEVNULL,
             env=environment,
         )
-        # Killed while it writes: at another moment each time.
-        while not any(folder.glob(f".*-{server.pid}-*.part")):
+        # Killed while it writes, once it has written: at another moment each time.
+        written = FlightFolder(folder).names()
+        while not (
+            any(folder.glob(f".*-{server.pid}-*.part")) and FlightFolder(folder).names() != written
+        ):
             assert server.poll() is None
         for _ in range(attempt * 1000):
             pass
