@@ -38,7 +38,7 @@ demo: $(STAMP) ## Serve SmolLM2-135M, stream one answer, print figures, stop.
 
 # Policies and parts side by side; then what starts servers and fills the cores by itself.
 test: $(STAMP) ## Run every test that needs no GPU and no cluster (the slow ones too).
-	$(BIN)/python -m pytest -n 2 tests/property tests/unit
+	$(BIN)/python -m pytest -n 2 --dist worksteal tests/property tests/unit
 	$(BIN)/python -m pytest --ignore tests/property --ignore tests/unit
 
 quick: $(STAMP) ## Run the tests that take seconds.
