@@ -29,4 +29,10 @@ VITALS = Vitals(
     allocator_retries=3,
     rungs=(4, 3, 2, 1),
     actions=(11, 12, 13, 14),
+    allocator_allocated_bytes=4_370,
+    allocator_reserved_bytes=4_870,
+    allocator_inactive_bytes=40,
+    allocator_ooms=2,
+    headroom_low_bytes=200,
+    demand_high_bytes=950,
 )

@@ -8,7 +8,7 @@ from kvcache.host_memory import available_memory_bytes, total_memory_bytes
 from service.device.errors import DeviceOutOfMemoryError
 from service.device.ledger import Ledger
 from service.device.memory import MemoryFigures
-from service.device.owner import Owner
+from service.device.owner import OF_ALLOCATOR, Owner
 from service.device.process_memory import peak_bytes
 
 
@@ -46,7 +46,7 @@ class CpuDevice:
         self._ledger = Ledger()
         self._foreign_bytes = 0
         self._host_bytes = self._unpromised_bytes = 0  # of the host, as of the last look
-        self._retries = 0
+        self._retries = self._ooms = 0
         if context_bytes > self._total_bytes:
             raise DeviceOutOfMemoryError(
                 Owner.CONTEXT, context_bytes, self._total_bytes, self._total_bytes
@@ -62,7 +62,11 @@ class CpuDevice:
             by_owner=self._ledger.by_owner(self._total_bytes - free_bytes),
             reclaimable_bytes=self._reclaimable_bytes,
             host_available_bytes=self._host_bytes,
+            allocated_bytes=self._ledger.allocated_bytes,
+            reserved_bytes=self._ledger.allocated_bytes + self._ledger.cached_bytes,
+            inactive_bytes=0,  # these books know no segments: all of the cache can go
             allocator_retries=self._retries,
+            allocator_ooms=self._ooms,
         )
 
     def take(self, owner: Owner, size_bytes: int) -> None:
@@ -104,6 +108,7 @@ class CpuDevice:
         self._ledger.drop_cache()
         free_bytes = self._free_bytes
         if wanted_bytes > free_bytes:
+            self._ooms += owner in OF_ALLOCATOR
             raise DeviceOutOfMemoryError(owner, wanted_bytes, free_bytes, self._total_bytes)
 
     def _look(self) -> None:

@@ -14,12 +14,13 @@ from kvcache.host_memory import available_memory_bytes
 from service.device.errors import DeviceOutOfMemoryError
 from service.device.memory import MemoryFigures
 from service.device.nvml import GpuDriver, open_driver
-from service.device.owner import Owner
+from service.device.owner import OF_ALLOCATOR, Owner
 
-# What is claimed and allocated by torch, so that it is a part of what its allocator reserves.
+# What is claimed for good, as a part of what torch's allocator reserves.
 _OF_TORCH = (Owner.WEIGHTS, Owner.GRAPHS)
 # Names of `torch.cuda.memory_stats`.
 _RESERVED, _ALLOCATED = "reserved_bytes.all.current", "allocated_bytes.all.current"
+_INACTIVE = "inactive_split_bytes.all.current"
 
 
 class CudaRuntime(Protocol):
@@ -62,7 +63,7 @@ class CudaDevice:
         self._runtime = runtime
         self._available_bytes = available_bytes
         self._claims = dict.fromkeys(Owner, 0)
-        self._retries = 0
+        self._retries = self._ooms = 0  # of claims: what is not claimed is not asked of torch
 
     def figures(self) -> MemoryFigures:
         free_bytes, total_bytes = self._runtime.mem_get_info(self._index)
@@ -77,7 +78,11 @@ class CudaDevice:
             by_owner=by_owner,
             reclaimable_bytes=_reclaimable_bytes(stats),
             host_available_bytes=self._available_bytes(),
+            allocated_bytes=stats.get(_ALLOCATED, 0),
+            reserved_bytes=stats.get(_RESERVED, 0),
+            inactive_bytes=stats.get(_INACTIVE, 0),
             allocator_retries=self._retries + stats.get("num_alloc_retries", 0),
+            allocator_ooms=self._ooms + stats.get("num_ooms", 0),
         )
 
     def take(self, owner: Owner, size_bytes: int) -> None:
@@ -92,6 +97,7 @@ class CudaDevice:
             self.release_cached()
             figures = self.figures()
             if size_bytes > figures.free_bytes:
+                self._ooms += owner in OF_ALLOCATOR
                 raise DeviceOutOfMemoryError(
                     owner, size_bytes, figures.free_bytes, figures.total_bytes
                 )
@@ -147,7 +153,5 @@ def _reclaimable_bytes(stats: Mapping[str, int]) -> int:
     """What the allocator could give back: not the unused parts of segments that are in use."""
     return max(
         0,
-        stats.get(_RESERVED, 0)
-        - stats.get(_ALLOCATED, 0)
-        - stats.get("inactive_split_bytes.all.current", 0),
+        stats.get(_RESERVED, 0) - stats.get(_ALLOCATED, 0) - stats.get(_INACTIVE, 0),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from service.device.owner import Owner
+from service.device.owner import OF_ALLOCATOR, Owner
 
 
 class Ledger:
@@ -20,6 +20,11 @@ class Ledger:
     def used_bytes(self) -> int:
         """All claims and the cache."""
         return sum(self._taken.values()) + self.cached_bytes
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Claims on what the allocator gives out, the cache not included."""
+        return sum(self._taken[owner] for owner in OF_ALLOCATOR)
 
     def _missing_bytes(self, owner: Owner, size_bytes: int) -> int:
         """What a claim would take beyond the cache, which serves activations alone."""

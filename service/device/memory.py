@@ -19,7 +19,11 @@ class MemoryFigures:
     # Of the activations: kept by the allocator and not in use, as far as it is backed.
     reclaimable_bytes: int
     host_available_bytes: int  # what the machine and the control groups of the process have left
+    allocated_bytes: int  # given out by the allocator, which the KV pool lies beside
+    reserved_bytes: int  # had by the allocator: given out, and kept for what comes next
+    inactive_bytes: int  # kept by it in segments that are in use, so that it cannot give them back
     allocator_retries: int  # allocations that needed the allocator's cache to be dropped
+    allocator_ooms: int  # allocations that failed nevertheless
 
     @property
     def headroom_bytes(self) -> int:

@@ -14,3 +14,7 @@ class Owner(enum.Enum):
     GRAPHS = "graphs"
     CONTEXT = "context"  # of the runtime itself
     OTHERS = "others"  # other processes, and what nobody claims
+
+
+# What the allocator of the model's framework gives out; the KV pool lies beside it.
+OF_ALLOCATOR = frozenset({Owner.WEIGHTS, Owner.ACTIVATIONS, Owner.GRAPHS})

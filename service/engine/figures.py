@@ -8,6 +8,9 @@ import msgspec
 
 from kvcache.pressure import FOREVER_SECONDS, PressureLevel
 
+# How far back the watermarks of the engine reach: far longer than from one scrape to the next.
+WATERMARK_SECONDS = 60.0
+
 
 class OomRung(enum.IntEnum):
     """What is done when the device has no memory for a step, from the mildest on."""
@@ -74,6 +77,12 @@ class Vitals(msgspec.Struct, array_like=True, frozen=True):
     allocator_retries: int = 0  # allocations that needed the allocator's cache to be dropped
     rungs: tuple[int, int, int, int] = (0, 0, 0, 0)  # of the OOM ladder, in order of `OomRung`
     actions: tuple[int, int, int, int] = (0, 0, 0, 0)  # in order of `GovernorAction`
+    allocator_allocated_bytes: int = 0  # tensors that live
+    allocator_reserved_bytes: int = 0  # these, and what the allocator keeps for the next ones
+    allocator_inactive_bytes: int = 0  # of what it keeps, parts of segments that are in use
+    allocator_ooms: int = 0  # allocations that failed though that cache had been dropped
+    headroom_low_bytes: int = 0  # the least of the last `WATERMARK_SECONDS`
+    demand_high_bytes: int = 0  # the largest of these
 
     @property
     def headroom_bytes(self) -> int:

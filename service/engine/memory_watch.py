@@ -9,13 +9,14 @@ from kvcache.pressure import FOREVER_SECONDS, PressureLevel
 from service.device.memory import DeviceMemory, MemoryFigures
 from service.device.owner import Owner
 from service.engine.demand import Demand
-from service.engine.figures import GovernorAction, Vitals
+from service.engine.figures import WATERMARK_SECONDS, GovernorAction, Vitals
 from service.engine.governor import Governor, GovernorDecision
 from service.engine.growth import Growth
 from service.engine.ladder import OomLadder
 from service.engine.readings import GovernorReading
 from service.engine.resize import PoolResizer
 from service.engine.scheduler import Scheduler
+from service.engine.watermark import HighWatermark, LowWatermark
 
 
 class MemoryWatch:
@@ -52,6 +53,8 @@ class MemoryWatch:
             device_exhaustion_seconds=FOREVER_SECONDS,
         )
         self._actions: Counter[GovernorAction] = Counter()
+        self._headroom_low = LowWatermark(WATERMARK_SECONDS)
+        self._demand_high = HighWatermark(WATERMARK_SECONDS)
         self.vitals: Vitals | None = None  # as of the last look
 
     def look(self, now_seconds: float) -> None:
@@ -85,6 +88,7 @@ class MemoryWatch:
         decision, owners = self._decision, figures.by_owner
         pace = self._scheduler.pace
         retries, shrinks, requeues, fails = self._ladder.rungs
+        demand_bytes = self._demand.bytes_at(pace)
         narrows, closes, gives, grows = (self._actions[action] for action in GovernorAction)
         self.vitals = Vitals(
             taken_seconds=now_seconds,
@@ -98,7 +102,7 @@ class MemoryWatch:
             context_bytes=owners[Owner.CONTEXT],
             other_bytes=owners[Owner.OTHERS],
             reclaimable_bytes=figures.reclaimable_bytes,
-            demand_bytes=self._demand.bytes_at(pace),
+            demand_bytes=demand_bytes,
             host_available_bytes=figures.host_available_bytes,
             kv_exhaustion_seconds=decision.kv_exhaustion_seconds,
             device_exhaustion_seconds=decision.device_exhaustion_seconds,
@@ -110,6 +114,12 @@ class MemoryWatch:
             allocator_retries=figures.allocator_retries,
             rungs=(retries, shrinks, requeues, fails),
             actions=(narrows, closes, gives, grows),
+            allocator_allocated_bytes=figures.allocated_bytes,
+            allocator_reserved_bytes=figures.reserved_bytes,
+            allocator_inactive_bytes=figures.inactive_bytes,
+            allocator_ooms=figures.allocator_ooms,
+            headroom_low_bytes=self._headroom_low.add(now_seconds, figures.headroom_bytes),
+            demand_high_bytes=self._demand_high.add(now_seconds, demand_bytes),
         )
         return self.vitals
 

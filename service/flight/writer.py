@@ -29,6 +29,7 @@ class FlightFacts:
     lost: int = 0  # since the start: could not be written, or had to make room for others
     last_time: datetime | None = None  # of the newest record, UTC
     last_cause: str | None = None
+    last_oom_time: datetime | None = None  # of the newest OOM record of earlier servers, UTC
 
 
 class FlightWriter:
@@ -119,10 +120,14 @@ class FlightWriter:
     def _look(self) -> None:
         self._folder.make()
         self._folder.remove_stale_parts()
-        records = len(self._folder.names())
+        names = self._folder.names()
+        records = len(names)
+        ooms = [name.time for name in names if name.kind is FlightKind.OOM]
         newest = self._folder.newest()
         with self._condition:
-            self._facts = replace(self._facts, records=records)
+            self._facts = replace(
+                self._facts, records=records, last_oom_time=max(ooms, default=None)
+            )
             if newest is not None:
                 self._facts = replace(self._facts, last_time=newest.time, last_cause=newest.cause)
         if newest is None:

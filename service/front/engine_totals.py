@@ -38,7 +38,7 @@ _TIER_COUNTERS = (
     "failures",
 )
 _TIER_OCCUPANCY = ("host_bytes", "loads")  # what is on disk outlives the engine
-_VITALS_COUNTERS = ("allocator_retries", "rungs", "actions")
+_VITALS_COUNTERS = ("allocator_retries", "allocator_ooms", "rungs", "actions")
 _MEMORY_IN_USE = (
     "weights_bytes",
     "kv_bytes",
@@ -47,6 +47,9 @@ _MEMORY_IN_USE = (
     "context_bytes",
     "reclaimable_bytes",
     "demand_bytes",
+    "allocator_allocated_bytes",
+    "allocator_reserved_bytes",
+    "allocator_inactive_bytes",
 )
 
 Numbers = TypeVar("Numbers", EngineStats, TierFigures, Vitals)

@@ -60,6 +60,7 @@ class FlightRecorder:
         self._latest: EngineStats | None = None
         self._engine = EngineFacts(life=1)
         self._ready_seconds: float | None = None
+        self._last_oom_time: datetime | None = None  # of this server
         self._critical = False
         self._next_critical_seconds = float("-inf")
         self._writer = _writer(settings)
@@ -68,6 +69,11 @@ class FlightRecorder:
     def facts(self) -> FlightFacts:
         """What is known of the records."""
         return FlightFacts() if self._writer is None else self._writer.facts
+
+    @property
+    def last_oom_time(self) -> datetime | None:
+        """Of the last rung of the OOM ladder, UTC, those of earlier servers included."""
+        return self._last_oom_time or self.facts.last_oom_time
 
     def start(self) -> None:
         """Begins with the records of earlier servers."""
@@ -118,6 +124,8 @@ class FlightRecorder:
     def incident(self, incident: Incident) -> None:
         """The engine told what happened to it, and may not outlive it."""
         rung = None if incident.rung is None else incident.rung.name.lower()
+        if kind_of(incident.kind) is FlightKind.OOM:
+            self._last_oom_time = datetime.now(UTC)
         facts = IncidentFacts(
             rung, incident.wanted_bytes, incident.step_tokens, len(incident.sequence_ids)
         )

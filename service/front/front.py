@@ -197,6 +197,7 @@ class Front:
             lost_flight_records=flight.lost,
             last_flight_time=flight.last_time,
             last_flight_cause=flight.last_cause,
+            last_oom_time=self._dispatcher.flight.last_oom_time,
             faults=self._dispatcher.faults.figures(time.monotonic()),
         )
 

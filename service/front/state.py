@@ -109,6 +109,7 @@ class FrontStats:
     lost_flight_records: int = 0  # since the start of the front: not written, or not in time
     last_flight_time: datetime | None = None  # of the newest record, UTC; None: there is none
     last_flight_cause: str | None = None
+    last_oom_time: datetime | None = None  # UTC, as far back as flight records reach
     faults: FaultFigures | None = None  # None: none are allowed
 
 

@@ -92,6 +92,11 @@ _VITAL_GAUGES: _VitalRows = (
     (memory.RECLAIMABLE, (), lambda vitals: vitals.reclaimable_bytes),
     (memory.HEADROOM, (), lambda vitals: vitals.headroom_bytes),
     (memory.DEMAND, (), lambda vitals: vitals.demand_bytes),
+    (memory.HEADROOM_LOW, (), lambda vitals: vitals.headroom_low_bytes),
+    (memory.DEMAND_HIGH, (), lambda vitals: vitals.demand_high_bytes),
+    (memory.ALLOCATOR_ALLOCATED, (), lambda vitals: vitals.allocator_allocated_bytes),
+    (memory.ALLOCATOR_RESERVED, (), lambda vitals: vitals.allocator_reserved_bytes),
+    (memory.ALLOCATOR_INACTIVE, (), lambda vitals: vitals.allocator_inactive_bytes),
     (memory.HOST_AVAILABLE, (), lambda vitals: vitals.host_available_bytes),
     (memory.KV_EXHAUSTION, (), lambda vitals: vitals.kv_exhaustion_seconds),
     (memory.DEVICE_EXHAUSTION, (), lambda vitals: vitals.device_exhaustion_seconds),
@@ -140,6 +145,8 @@ def _server_readings(stats: FrontStats) -> Iterator[Reading]:
     yield Reading(requests.SLOW_STREAMS, stats.slow_streams)
     yield Reading(requests.RETRY_HINT, stats.suggested_retry_seconds)
     yield Reading(memory.PRESSURE, stats.pressure)
+    last_oom_seconds = 0.0 if stats.last_oom_time is None else stats.last_oom_time.timestamp()
+    yield Reading(memory.LAST_OOM, last_oom_seconds)
     yield Reading(server.FLIGHT_RECORDS, stats.flight_records)
     yield Reading(server.FLIGHT_LOST, stats.lost_flight_records)
     if stats.last_flight_time is not None:
@@ -184,6 +191,7 @@ def _vital_readings(vitals: Vitals | None, now: Moment) -> Iterator[Reading]:
             yield Reading(metric, read(vitals), labels)
         yield Reading(memory.SAMPLED, now.unix(vitals.taken_seconds))
     yield Reading(memory.ALLOCATOR_RETRIES, 0 if vitals is None else vitals.allocator_retries)
+    yield Reading(memory.ALLOCATOR_OOMS, 0 if vitals is None else vitals.allocator_ooms)
     rungs = (0,) * len(OomRung) if vitals is None else vitals.rungs
     for rung, count in zip(OomRung, rungs, strict=True):
         yield Reading(memory.OOM_RUNGS, count, (rung.name.lower(),))

@@ -43,6 +43,18 @@ DEMAND = Metric(
     help="What the largest next step takes. The device runs out of memory where this line crosses "
     "that of the headroom.",
 )
+HEADROOM_LOW = Metric(
+    name="plimsoll_device_headroom_low_bytes",
+    kind=Kind.GAUGE,
+    unit="bytes",
+    help="Least headroom of the last 60 s, so that no scrape misses a dip between two.",
+)
+DEMAND_HIGH = Metric(
+    name="plimsoll_device_demand_high_bytes",
+    kind=Kind.GAUGE,
+    unit="bytes",
+    help="Largest demand of the last 60 s, so that no scrape misses a peak between two.",
+)
 HOST_AVAILABLE = Metric(
     name="plimsoll_host_memory_available_bytes",
     kind=Kind.GAUGE,
@@ -72,10 +84,42 @@ PRESSURE = Metric(
     kind=Kind.GAUGE,
     help="How near the end of memory or queue is: 1 normal, 2 elevated, 3 high, 4 critical.",
 )
+ALLOCATOR_ALLOCATED = Metric(
+    name="plimsoll_allocator_allocated_bytes",
+    kind=Kind.GAUGE,
+    unit="bytes",
+    help="Device memory that the allocator has given out: tensors that live. Blocks of the KV "
+    "pool are not its own.",
+)
+ALLOCATOR_RESERVED = Metric(
+    name="plimsoll_allocator_reserved_bytes",
+    kind=Kind.GAUGE,
+    unit="bytes",
+    help="Device memory that the allocator has: given out, and kept for the next tensors.",
+)
+ALLOCATOR_INACTIVE = Metric(
+    name="plimsoll_allocator_inactive_bytes",
+    kind=Kind.GAUGE,
+    unit="bytes",
+    help="Of what the allocator keeps, unused parts of segments that are in use: it cannot give "
+    "them back, and a large tensor may not fit into any. 0 where memory is not cut into segments.",
+)
 ALLOCATOR_RETRIES = Metric(
     name="plimsoll_allocator_retries_total",
     kind=Kind.COUNTER,
     help="Allocations that succeeded only after the allocator had given back what it kept.",
+)
+ALLOCATOR_OOMS = Metric(
+    name="plimsoll_allocator_ooms_total",
+    kind=Kind.COUNTER,
+    help="Allocations that failed, though the allocator had given back what it kept.",
+)
+LAST_OOM = Metric(
+    name="plimsoll_last_oom_timestamp_seconds",
+    kind=Kind.GAUGE,
+    unit="seconds",
+    help="When a step last found no device memory, in Unix time, as far back as flight records "
+    "reach: it outlives the server. 0: never.",
 )
 OOM_RUNGS = Metric(
     name="plimsoll_oom_rungs_total",
@@ -110,7 +154,9 @@ ADMISSIONS_OPEN = Metric(
 )
 
 METRICS = (
-    *(OWNED, CAPACITY, FREE, RECLAIMABLE, HEADROOM, DEMAND, HOST_AVAILABLE, SAMPLED),
-    *(KV_EXHAUSTION, DEVICE_EXHAUSTION, PRESSURE, ALLOCATOR_RETRIES, OOM_RUNGS),
+    *(OWNED, CAPACITY, FREE, RECLAIMABLE, HEADROOM, DEMAND, HEADROOM_LOW, DEMAND_HIGH),
+    *(HOST_AVAILABLE, SAMPLED, KV_EXHAUSTION, DEVICE_EXHAUSTION, PRESSURE),
+    *(ALLOCATOR_ALLOCATED, ALLOCATOR_RESERVED, ALLOCATOR_INACTIVE),
+    *(ALLOCATOR_RETRIES, ALLOCATOR_OOMS, LAST_OOM, OOM_RUNGS),
     *(GOVERNOR_ACTIONS, STEP_BUDGET, PREFILL_BUDGET, ADMISSIONS_OPEN),
 )
