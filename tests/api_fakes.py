@@ -23,6 +23,7 @@ from service.api.ports import Ports, open_ports
 from service.config import ServeSettings
 from service.engine.figures import EngineStats
 from service.engine.messages import FinishReason, SamplingParams, ShrinkPolicy
+from service.front.admin_actions import AdminAction
 from service.front.call import GenerationCall
 from service.front.events import Delta, Ended, Event, Progress, Started, Timings, Usage
 from service.front.observer import RequestObserver
@@ -154,6 +155,7 @@ class FakeFront:
         self.tokenizer = FakeTokenizer()
         self.failure = "told to fail"
         self.log: list[str] = []
+        self.orders: list[AdminAction] = []
         self.engine: EngineStats | None = ENGINE_STATS
         self.pressure = Watched(PressureLevel.NORMAL)
         self.states = Watched(FrontState.READY)
@@ -168,6 +170,9 @@ class FakeFront:
 
     def observe(self, observer: RequestObserver) -> None:
         self.observer = observer
+
+    def ordered(self, action: AdminAction) -> None:
+        self.orders.append(action)
 
     async def start(self) -> None:
         self.log.append("start")

@@ -14,6 +14,7 @@ from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
 from service.api.memory import check_memory_request, memory_message
 from service.api.stats import pressure_message, stats_message
 from service.api.validation import MAX_SALT_BYTES
+from service.front.admin_actions import AdminAction
 from service.front.events import NotReady
 from service.front.front import Front
 
@@ -51,6 +52,7 @@ class EngineAdminServicer:
         if model is None:
             raise NotReady
         order = check_memory_request(request, model)
+        self._front.ordered(AdminAction.SET_MEMORY_UTILIZATION)
         before = self._front.stats()
         change = await self._front.set_memory(
             order.num_blocks, policy=order.policy, limit_seconds=order.limit_seconds
@@ -64,6 +66,7 @@ class EngineAdminServicer:
             checks.refuse("tenant", request.tenant, limit)
         checks.at_most_bytes("salt", request.salt, MAX_SALT_BYTES)
         checks.finish()
+        self._front.ordered(AdminAction.FLUSH)
         flushes_all = not (request.tenant or request.salt)
         result = await self._front.flush(
             tenant=None if flushes_all else request.tenant, salt=request.salt
@@ -79,21 +82,23 @@ class EngineAdminServicer:
             grace_seconds = seconds_of(request.grace)
             checks.in_range("grace", grace_seconds, 0, MAX_GRACE_SECONDS, "seconds")
             checks.finish()
+        self._front.ordered(AdminAction.DRAIN)
         result = await self._front.drain(grace_seconds)
         return pb.DrainResponse(
             completed_requests=result.completed, aborted_requests=result.aborted
         )
 
     async def Resume(self, _request: pb.ResumeRequest, _: Call) -> pb.ResumeResponse:
+        self._front.ordered(AdminAction.RESUME)
         self._front.resume()
         return pb.ResumeResponse()
 
     async def InjectFaults(
         self, request: pb.InjectFaultsRequest, _: Call
     ) -> pb.InjectFaultsResponse:
-        return pb.InjectFaultsResponse(
-            replaced_faults=self._front.inject_faults(check_faults_request(request))
-        )
+        replaced = self._front.inject_faults(check_faults_request(request))
+        self._front.ordered(AdminAction.INJECT_FAULTS)
+        return pb.InjectFaultsResponse(replaced_faults=replaced)
 
 
 async def beats(

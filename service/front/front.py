@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from service.config import ServeSettings
 from service.engine.messages import Loading, SamplingParams, ShrinkPolicy
 from service.faults.plan import FaultPlan
 from service.faults.plan_file import read_plan
+from service.front.admin_actions import AdminAction
 from service.front.call import GenerationCall
 from service.front.dispatcher import Dispatcher, EngineState
 from service.front.events import AbortedByAdmin, Draining, NotReady, RequestError
@@ -75,10 +77,15 @@ class Front:
         self._draining = False
         self._stopped = False
         self._resumed = asyncio.Event()
+        self._admin_actions: Counter[AdminAction] = Counter()
 
     def observe(self, observer: RequestObserver) -> None:
         """Tells the observer, beside earlier ones, of all requests from now on."""
         self._requests.outcomes.observers.add(observer)
+
+    def ordered(self, action: AdminAction) -> None:
+        """An operator has ordered this: it is only counted."""
+        self._admin_actions[action] += 1
 
     # --- life cycle ---
 
@@ -199,6 +206,7 @@ class Front:
             last_flight_cause=flight.last_cause,
             last_oom_time=self._dispatcher.flight.last_oom_time,
             faults=self._dispatcher.faults.figures(time.monotonic()),
+            admin_actions=self._admin_actions,
         )
 
     def watch(self) -> AsyncIterator[PressureLevel]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from kvcache.pressure import PressureLevel
 from service.config import ServeSettings
 from service.engine.figures import EngineStats
 from service.engine.messages import Ready, SamplingParams
+from service.front.admin_actions import AdminAction
 from service.front.faults import FaultFigures
 from service.models.source import model_name
 
@@ -111,6 +113,7 @@ class FrontStats:
     last_flight_cause: str | None = None
     last_oom_time: datetime | None = None  # UTC, as far back as flight records reach
     faults: FaultFigures | None = None  # None: none are allowed
+    admin_actions: Mapping[AdminAction, int] = field(default_factory=dict)  # without those at 0
 
 
 class MemoryShort(Exception):

@@ -156,6 +156,7 @@ class _Alias(Collector):
                         for name, value in sample.labels.items()
                     },
                     sample.value,
+                    exemplar=sample.exemplar,
                 )
                 for sample in family.samples
             ]

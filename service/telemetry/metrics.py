@@ -21,6 +21,7 @@ from service.telemetry.page import Pages, preferred
 from service.telemetry.readings import Moment, readings, vllm_readings
 from service.telemetry.request_metrics import RequestMetrics
 from service.telemetry.tenants import TenantNames
+from service.telemetry.vllm_requests import VllmRequestMetrics
 
 PATH = "/metrics"
 
@@ -41,6 +42,7 @@ class Metrics:
         self._lag = LoopLag(exporter)
         exporter.add_readings(self._readings)
         if settings.vllm_metrics:
+            front.observe(VllmRequestMetrics(exporter))
             for alias, metric in vllm.ALIASES.items():
                 exporter.add_alias(alias, metric)
         self._pages = Pages(exporter.collect)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from service.engine.figures import EngineStats, GovernorAction, OomRung, TierFigures, Vitals
+from service.front.admin_actions import AdminAction
 from service.front.state import FrontState, FrontStats, ModelInfo
-from service.telemetry.catalog import cache, memory, requests, server, vllm
+from service.telemetry.catalog import admin, cache, memory, requests, server, vllm
 from service.telemetry.catalog.metric import Metric
 from service.telemetry.exporter import Reading
 
@@ -154,6 +155,10 @@ def _server_readings(stats: FrontStats) -> Iterator[Reading]:
     if stats.faults is not None:
         yield Reading(server.FAULTS, stats.faults.ordered)
     yield Reading(server.FAULT_STRIKES, 0 if stats.faults is None else stats.faults.strikes)
+    for action in AdminAction:
+        yield Reading(admin.ACTIONS, stats.admin_actions.get(action, 0), (action.value,))
+    if stats.engine is not None and stats.max_blocks:
+        yield Reading(admin.MEMORY_UTILIZATION, stats.engine.blocks_total / stats.max_blocks)
 
 
 def _model_readings(model: ModelInfo | None) -> Iterator[Reading]:

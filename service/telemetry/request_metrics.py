@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client import Counter
+from prometheus_client import Counter, Histogram
 
 from service.engine.messages import FinishReason
 from service.front import events
@@ -37,12 +37,19 @@ REASONS: dict[type[events.RequestError], str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class _TenantCounters:
+class _TenantMetrics:
     admitted: Counter
     finished: Counter
     refused: Counter
     prompt_tokens: Counter
     output_tokens: Counter
+    first_token: Histogram
+
+
+def exemplar(call: GenerationCall) -> dict[str, str] | None:
+    """The trace of a request beside what it took, if it is one that can be looked up."""
+    trace = call.trace
+    return {"trace_id": trace.trace_id} if trace is not None and trace.is_sampled else None
 
 
 class RequestMetrics(RequestObserver):
@@ -51,9 +58,9 @@ class RequestMetrics(RequestObserver):
     def __init__(self, exporter: Exporter, names: TenantNames) -> None:
         self._exporter = exporter
         self._names = names
-        self._tenants: dict[str, _TenantCounters] = {}
+        self._tenants: dict[str, _TenantMetrics] = {}
         for name in names.all():
-            self._counters(name)
+            self._named(name)
 
         self._admitted = exporter.counter(requests.ADMITTED)
         self._finished = {
@@ -100,19 +107,20 @@ class RequestMetrics(RequestObserver):
         tenant.prompt_tokens.inc(tokens)
 
     def scheduled(self, call: GenerationCall, queue_seconds: float) -> None:
-        self._queue.observe(queue_seconds)
+        self._queue.observe(queue_seconds, exemplar(call))
 
     def first_token(
         self, call: GenerationCall, since_arrival_seconds: float, since_batch_seconds: float
     ) -> None:
-        self._first_token.observe(since_arrival_seconds)
+        self._first_token.observe(since_arrival_seconds, exemplar(call))
+        self._of(call).first_token.observe(since_arrival_seconds)
         self._prefill.observe(since_batch_seconds)
 
     def received(self, call: GenerationCall, tokens: int, gap_seconds: float | None) -> None:
         self._output_tokens.inc(tokens)
         self._of(call).output_tokens.inc(tokens)
         if gap_seconds is not None:
-            self._token_gap.observe(gap_seconds)
+            self._token_gap.observe(gap_seconds, exemplar(call))
 
     def resumed(self, call: GenerationCall, candidate: int) -> None:
         self._resubmitted.inc()
@@ -130,22 +138,23 @@ class RequestMetrics(RequestObserver):
         self._recomputed_tokens.inc(ending.usage.recomputed_tokens)
         if ending.completed:
             self._decode.observe(ending.timings.decode_seconds)
-            self._duration.observe(ending.duration_seconds)
+            self._duration.observe(ending.duration_seconds, exemplar(call))
             self._request_output_tokens.observe(ending.usage.completion_tokens)
 
     # --- inside ---
 
-    def _of(self, call: GenerationCall) -> _TenantCounters:
-        return self._counters(self._names.of(call.tenant))
+    def _of(self, call: GenerationCall) -> _TenantMetrics:
+        return self._named(self._names.of(call.tenant))
 
-    def _counters(self, name: str) -> _TenantCounters:
-        counters = self._tenants.get(name)
-        if counters is None:
-            counters = self._tenants[name] = _TenantCounters(
+    def _named(self, name: str) -> _TenantMetrics:
+        metrics = self._tenants.get(name)
+        if metrics is None:
+            metrics = self._tenants[name] = _TenantMetrics(
                 admitted=self._exporter.counter(tenants.ADMITTED, name),
                 finished=self._exporter.counter(tenants.FINISHED, name),
                 refused=self._exporter.counter(tenants.REFUSED, name),
                 prompt_tokens=self._exporter.counter(tenants.PROMPT_TOKENS, name),
                 output_tokens=self._exporter.counter(tenants.OUTPUT_TOKENS, name),
+                first_token=self._exporter.histogram(tenants.FIRST_TOKEN, name),
             )
-        return counters
+        return metrics

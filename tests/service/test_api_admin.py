@@ -14,6 +14,7 @@ from kvcache import FlushResult
 from kvcache.pressure import PressureLevel
 from service.api.admin_servicer import beats
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
+from service.front.admin_actions import AdminAction
 from service.front.events import NotReady
 from service.front.state import FrontState
 from service.front.watched import Watched
@@ -35,6 +36,7 @@ async def test_flush_all_or_one_namespace(server: ApiServer) -> None:
     assert (answer.dropped_blocks, answer.kept_blocks) == (11, 4)
     await server.admin.FlushCache(pb.FlushCacheRequest(tenant="acme", salt="s"))
     assert server.front.log == ["flush None ''", "flush 'acme' 's'"]
+    assert server.front.orders == [AdminAction.FLUSH, AdminAction.FLUSH]
 
 
 async def test_drain_and_resume(server: ApiServer) -> None:
@@ -53,6 +55,8 @@ async def test_drain_and_resume(server: ApiServer) -> None:
         "drain 0.0",
         "drained",
     ]
+    drain, resume = AdminAction.DRAIN, AdminAction.RESUME
+    assert server.front.orders == [drain, resume, drain, drain]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +84,7 @@ async def test_limits(
     refusal = await refused(call(server.admin))
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
     assert list(refusal.fields) == [path]
-    assert server.front.log == []
+    assert server.front.log == server.front.orders == []
 
 
 async def test_an_engine_that_is_away(server: ApiServer) -> None:

@@ -238,6 +238,7 @@ async def test_a_server_without_the_setting_takes_none(plan: FaultPlan) -> None:
         refusal = await refused(server.admin.InjectFaults(faults_request(plan)))
         assert refusal.code is grpc.StatusCode.FAILED_PRECONDITION
         assert refusal.reason == "FAULTS_DISABLED"
+        assert server.front.orders == []
         assert "allow_faults" in refusal.message
         assert not (await server.admin.GetStats(pb.GetStatsRequest())).HasField("faults")
 

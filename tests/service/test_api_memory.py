@@ -10,6 +10,7 @@ from api_fakes import ApiServer, FakeFront, api_server, refused
 from google.protobuf.duration_pb2 import Duration
 
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
+from service.front.admin_actions import AdminAction
 from service.front.state import MemoryShort
 
 Request = pb.SetMemoryUtilizationRequest
@@ -38,6 +39,7 @@ async def server() -> AsyncIterator[ApiServer]:
 async def test_targets(server: ApiServer, request_: Request, blocks: int) -> None:
     answer = await server.admin.SetMemoryUtilization(request_)
     assert server.front.log == [f"memory {blocks} WAIT 30"]
+    assert server.front.orders == [AdminAction.SET_MEMORY_UTILIZATION]
     assert answer.after.total == blocks
 
 
@@ -85,7 +87,7 @@ async def test_limits(server: ApiServer, request_: Request, path: str) -> None:
     refusal = await refused(server.admin.SetMemoryUtilization(request_))
     assert refusal.code is grpc.StatusCode.INVALID_ARGUMENT
     assert list(refusal.fields) == [path]
-    assert server.front.log == []
+    assert server.front.log == server.front.orders == []
 
 
 async def test_too_little_memory_to_grow(server: ApiServer) -> None:

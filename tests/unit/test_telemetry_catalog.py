@@ -14,6 +14,7 @@ from service.api.validation import MAX_TIME_LIMIT_SECONDS
 from service.device.owner import Owner
 from service.engine.figures import GovernorAction, OomRung
 from service.engine.messages import FinishReason
+from service.front.admin_actions import AdminAction
 from service.front.events import RequestError
 from service.front.state import FrontState
 from service.telemetry import catalog
@@ -21,6 +22,7 @@ from service.telemetry.catalog import METRICS, Kind, Metric
 from service.telemetry.request_metrics import OUTCOMES, REASONS
 
 MODULES = (
+    catalog.admin,
     catalog.requests,
     catalog.tenants,
     catalog.cache,
@@ -29,11 +31,11 @@ MODULES = (
     catalog.vllm,
 )
 OURS = [metric for metric in METRICS.values() if metric not in catalog.vllm.METRICS]
-UNITS = {"seconds", "bytes", "tokens", "blocks"}
+UNITS = {"seconds", "bytes", "tokens", "blocks", "ratio"}
 # Of other units, and of what a query works out. See Prometheus, "Metric and label naming".
 BAD_WORDS = {
     *("ms", "milliseconds", "microseconds", "minutes", "hours", "kb", "mb", "gb", "kib", "mib"),
-    *("gib", "percent", "perc", "ratio", "rate", "average", "avg", "min", "max", "p99", "gauge"),
+    *("gib", "percent", "perc", "rate", "average", "avg", "min", "max", "p99", "gauge"),
     *("counter", "histogram", "metric"),
 }
 SUFFIXES = ("_total", "_count", "_sum", "_bucket", "_created", "_info")
@@ -148,4 +150,5 @@ def test_label_values_are_those_of_the_enums() -> None:
     assert values(catalog.server.STATE) == {state.value for state in FrontState}
     assert values(catalog.memory.OWNED) == {owner.value for owner in Owner}
     assert values(catalog.memory.OOM_RUNGS) == {rung.name.lower() for rung in OomRung}
+    assert values(catalog.admin.ACTIONS) == {action.value for action in AdminAction}
     assert values(catalog.memory.GOVERNOR_ACTIONS) == {a.name.lower() for a in GovernorAction}

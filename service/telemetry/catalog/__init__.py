@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from service.telemetry.catalog import cache, memory, requests, server, tenants, vllm
+from service.telemetry.catalog import admin, cache, memory, requests, server, tenants, vllm
 from service.telemetry.catalog.metric import MODEL_LABEL, Kind, Label, Metric
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         metric.name: metric
-        for module in (requests, tenants, cache, memory, server, vllm)
+        for module in (requests, tenants, cache, memory, server, admin, vllm)
         for metric in module.METRICS
     }
 )
@@ -26,6 +26,7 @@ __all__ = [
     "Kind",
     "Label",
     "Metric",
+    "admin",
     "cache",
     "memory",
     "requests",

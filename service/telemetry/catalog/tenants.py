@@ -10,6 +10,9 @@ NO_TENANT = "default"
 TENANT = Label("tenant", None)  # so many by name, OTHER_TENANTS, and NO_TENANT for those that
 # name none
 
+# Few: each of them is a series of each tenant. All are bounds of the histogram over all tenants.
+FIRST_TOKEN_BUCKETS = (0.001, 0.04, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 40.0, 86400.0)
+
 _WHOSE = "A tenant beyond the first metrics_tenants is counted as other."
 
 ADMITTED = Metric(
@@ -44,5 +47,14 @@ OUTPUT_TOKENS = Metric(
     help=f"Tokens received for clients of a tenant. {_WHOSE}",
     labels=(TENANT,),
 )
+FIRST_TOKEN = Metric(
+    name="plimsoll_tenant_time_to_first_token_seconds",
+    kind=Kind.HISTOGRAM,
+    unit="seconds",
+    help="From the arrival of a tenant's request to its first token. Requests that end before are "
+    f"not in it. {_WHOSE}",
+    labels=(TENANT,),
+    buckets=FIRST_TOKEN_BUCKETS,
+)
 
-METRICS = (ADMITTED, FINISHED, REFUSED, PROMPT_TOKENS, OUTPUT_TOKENS)
+METRICS = (ADMITTED, FINISHED, REFUSED, PROMPT_TOKENS, OUTPUT_TOKENS, FIRST_TOKEN)

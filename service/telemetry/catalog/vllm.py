@@ -22,8 +22,10 @@ def _gauge(name: str, text: str, *labels: Label) -> Metric:
     )
 
 
-def _counter(name: str, text: str) -> Metric:
-    return Metric(name=PREFIX + name, kind=Kind.COUNTER, help=text, model_label=_MODEL_LABEL)
+def _counter(name: str, text: str, *labels: Label) -> Metric:
+    return Metric(
+        name=PREFIX + name, kind=Kind.COUNTER, help=text, labels=labels, model_label=_MODEL_LABEL
+    )
 
 
 def _alias(name: str, ours: Metric) -> Metric:
@@ -46,6 +48,13 @@ PREFIX_QUERIES = _counter(
 )
 PREFIX_HITS = _counter("prefix_cache_hits_total", "Of these, tokens that it had.")
 PREEMPTIONS = _counter("num_preemptions_total", "Sequences that lost blocks.")
+# vLLM has "repetition" too, which nothing ends with here.
+SUCCESSES = _counter(
+    "request_success_total",
+    "Requests that are over, whatever the name says: stop, at an end of the text; length, at a "
+    "limit of tokens or time; abort, the client or an operator left it; error, all else.",
+    Label("finished_reason", ("stop", "length", "abort", "error")),
+)
 
 # The same numbers as a metric of ours has, under the other name.
 ALIASES: Mapping[Metric, Metric] = MappingProxyType(
@@ -69,5 +78,6 @@ ALIASES: Mapping[Metric, Metric] = MappingProxyType(
 
 METRICS = (
     *(RUNNING, WAITING, KV_USAGE, CACHE_CONFIG, PREFIX_QUERIES, PREFIX_HITS, PREEMPTIONS),
+    SUCCESSES,
     *ALIASES,
 )
