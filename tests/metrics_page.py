@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import math
 import urllib.request
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prometheus_client import exposition, parser
+from prometheus_client import parser
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.openmetrics import parser as openmetrics_parser
-from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from service.telemetry.catalog import Metric
 from service.telemetry.exporter import Exporter
+from service.telemetry.exposition import Format
 
 TEXT = "text/plain; version=0.0.4"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -57,18 +57,9 @@ class MetricsPage:
         return math.fsum(self.values(metric, suffix, **labels))
 
 
-class Collected(Collector):
-    """What an exporter collects, for the encoders of the client."""
-
-    def __init__(self, exporter: Exporter) -> None:
-        self._exporter = exporter
-
-    def collect(self) -> Iterable[Family]:
-        return self._exporter.collect()
-
-
-def page_of(exporter: Exporter) -> MetricsPage:
-    return MetricsPage.of(exposition.generate_latest(Collected(exporter)))
+def page_of(exporter: Exporter, page_format: Format = Format.TEXT) -> MetricsPage:
+    body = "".join(exporter.write(page_format)).encode()
+    return MetricsPage.of(body, openmetrics=page_format is Format.OPENMETRICS)
 
 
 async def scrape(address: str, accept: str = TEXT) -> MetricsPage:

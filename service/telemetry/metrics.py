@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Iterator
 from http import HTTPStatus
@@ -14,10 +15,13 @@ from service.front.front import Front
 from service.front.state import served_name
 from service.telemetry.catalog import server, vllm
 from service.telemetry.exporter import Exporter, Reading
+from service.telemetry.exposition import preferred
+from service.telemetry.gpu_readings import gpu_readings
+from service.telemetry.gpu_sampler import GpuSampler
 from service.telemetry.http_request import HttpAnswer, HttpRequest
 from service.telemetry.http_server import HttpServer
 from service.telemetry.loop_lag import LoopLag
-from service.telemetry.page import Pages, preferred
+from service.telemetry.page import Pages
 from service.telemetry.readings import Moment, readings, vllm_readings
 from service.telemetry.request_metrics import RequestMetrics
 from service.telemetry.tenants import TenantNames
@@ -29,8 +33,10 @@ PATH = "/metrics"
 class Metrics:
     """Observes a front and answers scrapes. Belongs to the event loop of the front."""
 
-    def __init__(self, front: Front, settings: ServeSettings) -> None:
-        """The front is not started yet."""
+    def __init__(
+        self, front: Front, settings: ServeSettings, gpus: GpuSampler | None = None
+    ) -> None:
+        """The front is not started yet. `gpus`: those that CUDA may use, unless given."""
         self._front = front
         self._settings = settings
         self._start_seconds = time.time()
@@ -40,12 +46,17 @@ class Metrics:
         names = TenantNames(settings.metrics_tenants, known)
         front.observe(RequestMetrics(exporter, names))
         self._lag = LoopLag(exporter)
+        self._gpus = gpus or GpuSampler(
+            settings.gpu_sample_seconds,
+            self._process_ids,
+            os.environ.get("CUDA_VISIBLE_DEVICES"),
+        )
         exporter.add_readings(self._readings)
         if settings.vllm_metrics:
             front.observe(VllmRequestMetrics(exporter))
             for alias, metric in vllm.ALIASES.items():
                 exporter.add_alias(alias, metric)
-        self._pages = Pages(exporter.collect)
+        self._pages = Pages(exporter.write)
         self._server = HttpServer(self.respond)
         self._lag_task: asyncio.Task[None] | None = None
         self._host = settings.host if settings.metrics_host is None else settings.metrics_host
@@ -60,9 +71,12 @@ class Metrics:
         """Listens. Raises OSError."""
         self._port = await self._server.start(self._host, self._port)
         self._lag_task = asyncio.create_task(self._lag.run())
+        if self._settings.gpu_sample_seconds > 0:
+            self._gpus.start()
 
     async def stop(self) -> None:
-        """Closes the port."""
+        """Closes the port. Does not wait for a driver that hangs."""
+        self._gpus.stop()
         if self._lag_task is not None:
             self._lag_task.cancel()
         await self._server.stop()
@@ -80,6 +94,13 @@ class Metrics:
         stats, model = self._front.stats(), self._front.model
         yield Reading(server.INFO, 1, (self._version,))
         yield Reading(server.STARTED, self._start_seconds)
-        yield from readings(stats, model, Moment(time.time(), time.monotonic()))
+        now = Moment(time.time(), time.monotonic())
+        yield from readings(stats, model, now)
+        yield from gpu_readings(self._gpus.view, now, self._settings.gpu_sample_seconds)
         if self._settings.vllm_metrics:
             yield from vllm_readings(stats, model)
+
+    def _process_ids(self) -> tuple[int, ...]:
+        """Of this server. Called on another thread."""
+        engine = self._front.engine_process_id
+        return (os.getpid(),) if engine is None else (os.getpid(), engine)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from prometheus_client import Counter, Histogram
-
 from service.engine.messages import FinishReason
 from service.front import events
 from service.front.call import GenerationCall
 from service.front.observer import Ending, RequestObserver
 from service.telemetry.catalog import requests, tenants
 from service.telemetry.exporter import Exporter
+from service.telemetry.series import CounterSeries, HistogramSeries
 from service.telemetry.tenants import TenantNames
 
 OUTCOMES: dict[type[events.RequestError], str] = {
@@ -38,12 +37,12 @@ REASONS: dict[type[events.RequestError], str] = {
 
 @dataclass(frozen=True, slots=True)
 class _TenantMetrics:
-    admitted: Counter
-    finished: Counter
-    refused: Counter
-    prompt_tokens: Counter
-    output_tokens: Counter
-    first_token: Histogram
+    admitted: CounterSeries
+    finished: CounterSeries
+    refused: CounterSeries
+    prompt_tokens: CounterSeries
+    output_tokens: CounterSeries
+    first_token: HistogramSeries
 
 
 def exemplar(call: GenerationCall) -> dict[str, str] | None:
@@ -70,7 +69,7 @@ class RequestMetrics(RequestObserver):
         self._refused = {
             reason: exporter.counter(requests.REFUSED, reason) for reason in REASONS.values()
         }
-        self._candidates: dict[FinishReason | None, Counter] = {
+        self._candidates: dict[FinishReason | None, CounterSeries] = {
             reason: exporter.counter(requests.CANDIDATES_FINISHED, reason.name.lower())
             for reason in FinishReason
         }

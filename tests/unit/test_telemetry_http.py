@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from service.telemetry.exposition import Format, preferred
 from service.telemetry.http_request import (
     HttpAnswer,
     HttpRequest,
     MalformedRequest,
     parse_head,
 )
-from service.telemetry.page import Format, preferred
 
 
 def test_a_scrape_of_prometheus() -> None:
