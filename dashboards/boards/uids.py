@@ -1,7 +1,4 @@
-"""Identities of the dashboards. Links, bookmarks and alerts hold them: one that is here stays.
-
-It imports nothing, so that alerts can link to dashboards without building them.
-"""
+"""Identities of the dashboards. Links, bookmarks and alerts hold them: one that is here stays."""
 
 from __future__ import annotations
 

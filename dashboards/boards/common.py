@@ -1,0 +1,64 @@
+"""Quantities that several dashboards show, defined once."""
+
+from __future__ import annotations
+
+from dashboards.boards.panels import Limits
+from dashboards.boards.queries import POD, gauge, highest, lowest, quantile, rate, share, total
+from service.telemetry.catalog import Metric, cache, memory, requests
+
+# Ends that the server, not its client, is to blame for.
+FAILURES = (
+    *("deadline_passed", "deadline_unreachable", "queue_full", "draining", "device_exhausted"),
+    *("model_failed", "engine_lost", "engine_crashed"),
+)
+
+FULL_POOL = Limits("green", ((0.7, "yellow"), (0.9, "red")))
+LITTLE_LEFT = Limits("red", ((0.03, "orange"), (0.08, "green")))
+TIME_LEFT_SECONDS = Limits("red", ((60, "orange"), (300, "yellow"), (600, "green")))
+NOT_IN_SIGHT_SECONDS = 86400.0
+TIME_LEFT_NAMES = {NOT_IN_SIGHT_SECONDS: ("not in sight", "green")}
+
+
+def kv_usage() -> str:
+    """Of the KV pool, the share that nobody else can have, by pod."""
+    held = total(gauge(cache.BLOCKS, state=("active", "reserved", "kept")), POD)
+    return share(held, total(gauge(cache.CAPACITY), POD))
+
+
+def headroom() -> str:
+    """Of the device's memory, the share that a step can still get, by pod."""
+    return share(lowest(gauge(memory.HEADROOM), POD), highest(gauge(memory.CAPACITY), POD))
+
+
+def time_left() -> str:
+    """Seconds to the end of KV pool or device, whichever comes first, by pod."""
+    ends = (gauge(memory.KV_EXHAUSTION), gauge(memory.DEVICE_EXHAUSTION))
+    return lowest(
+        " or ".join(
+            f'label_replace({end}, "of", "{index}", "", "")' for index, end in enumerate(ends)
+        ),
+        POD,
+    )
+
+
+def waiting() -> str:
+    """Requests that were never in a batch, by pod."""
+    return total(gauge(requests.LIVE, state="waiting"), POD)
+
+
+def per_second(metric: Metric, *by: str) -> str:
+    """Growth of a counter per second over all pods."""
+    return total(rate(metric), by)
+
+
+def latency(metric: Metric) -> tuple[tuple[str, str], ...]:
+    """Quantiles of a histogram over all pods: name and expression."""
+    return tuple((name, quantile(q, metric)) for name, q in _QUANTILES)
+
+
+_QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
+
+
+def refusals() -> str:
+    """Requests a second that were turned away at once, by pod and reason."""
+    return rate(requests.REFUSED)
