@@ -157,6 +157,7 @@ class FakeFront:
         self.log: list[str] = []
         self.orders: list[AdminAction] = []
         self.engine: EngineStats | None = ENGINE_STATS
+        self.engine_process_id: int | None = None
         self.pressure = Watched(PressureLevel.NORMAL)
         self.states = Watched(FrontState.READY)
         self.drain_gate = asyncio.Event()

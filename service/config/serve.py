@@ -53,6 +53,17 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             le=1000,
         ),
     ] = 20
+    gpu_sample_seconds: Annotated[
+        float,
+        about(
+            "Metrics",
+            "Time from one look at the GPUs, through their driver, to the next; 0: they are not "
+            "looked at.",
+            "seconds",
+            ge=0.0,
+            le=60.0,
+        ),
+    ] = 1.0
     vllm_metrics: Annotated[
         bool,
         about(

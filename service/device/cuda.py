@@ -13,7 +13,7 @@ import torch
 from kvcache.host_memory import available_memory_bytes
 from service.device.errors import DeviceOutOfMemoryError
 from service.device.memory import MemoryFigures
-from service.device.nvml import GpuDriver, open_driver
+from service.device.nvml import DriverError, GpuDriver, open_driver
 from service.device.owner import OF_ALLOCATOR, Owner
 
 # What is claimed for good, as a part of what torch's allocator reserves.
@@ -137,11 +137,20 @@ class CudaDevice:
             by_owner[owner] = claims[owner]
         of_torch = sum(claims[owner] for owner in _OF_TORCH)
         by_owner[Owner.ACTIVATIONS] = max(0, reserved_bytes - of_torch)
-        process_bytes = None if self._driver is None else self._driver.process_bytes()
+        process_bytes = self._process_bytes()
         if process_bytes is not None:
             rest_bytes = process_bytes - reserved_bytes - claims[Owner.KV_POOL]
             by_owner[Owner.CONTEXT] = max(0, rest_bytes)
         return by_owner
+
+    def _process_bytes(self) -> int | None:
+        """What the driver says that this process has; None: it does not say."""
+        if self._driver is None:
+            return None
+        try:
+            return self._driver.process_bytes()
+        except DriverError:  # torch will say so, where it matters
+            return None
 
 
 def open_cuda(index: int) -> CudaDevice:

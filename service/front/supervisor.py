@@ -102,7 +102,8 @@ class Supervisor:
     @property
     def process_id(self) -> int | None:
         """Of the present engine."""
-        return None if self._process is None else self._process.pid
+        process = self._process  # other threads ask, too
+        return None if process is None else process.pid
 
     def start(self) -> None:
         """Begins to start the engine, and returns at once."""

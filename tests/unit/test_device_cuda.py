@@ -2,44 +2,28 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
-from types import SimpleNamespace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from service.device.cuda import CudaDevice
 from service.device.errors import DeviceOutOfMemoryError
-from service.device.nvml import GpuDriver, open_driver
+from service.device.nvml import DriverError
 from service.device.owner import Owner
 
 
-class NotSupportedError(Exception):
-    """As `pynvml.NVMLError_NotSupported`."""
-
-
 @dataclass
-class Library:
-    """`pynvml`, as far as it is used; None in place of a figure: not supported."""
+class Driver:
+    """What `GpuDriver` says of this process."""
 
-    processes: list[tuple[int, int | None]] | None = None
-    has_driver: bool = True
-    NVMLError: type[Exception] = NotSupportedError
+    this_process_bytes: int | None = 0
+    is_lost: bool = False
 
-    def nvmlInit(self) -> None:
-        if not self.has_driver:
-            raise NotSupportedError
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid != "GPU-1":
-            raise NotSupportedError
-        return uuid
-
-    def nvmlDeviceGetComputeRunningProcesses(self, _handle: Any) -> list[Any]:
-        if self.processes is None:
-            raise NotSupportedError
-        return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in self.processes]
+    def process_bytes(self) -> int | None:
+        if self.is_lost:
+            raise DriverError("GPU is lost")
+        return self.this_process_bytes
 
 
 @dataclass
@@ -56,7 +40,8 @@ class Gpu:
     retries: int = 0
     synchronized: int = 0
     is_used: bool = True  # before its first use the allocator has no figures
-    library: Library = field(default_factory=Library)
+    ooms: int = 0
+    driver: Driver | None = None
 
     def mem_get_info(self, _device: int) -> tuple[int, int]:
         return 1000 - self.others - self.context - self.kv_pool - self.reserved, 1000
@@ -70,6 +55,7 @@ class Gpu:
             "allocated_bytes.all.peak": self.peak,
             "inactive_split_bytes.all.current": self.split,
             "num_alloc_retries": self.retries,
+            "num_ooms": self.ooms,
         }
 
     def empty_cache(self) -> None:
@@ -87,14 +73,15 @@ class Gpu:
         self.peak = max(self.peak, self.allocated)
 
     def device(self) -> CudaDevice:
-        return CudaDevice(0, GpuDriver(self.library, "h"), self, available_bytes=lambda: 7)
+        driver: Any = self.driver
+        return CudaDevice(0, driver, self, available_bytes=lambda: 7)
 
 
 class TestLedger:
     """Claims, what torch has reserved, and what the driver says."""
 
     def test_owners_sum_to_what_is_used(self) -> None:
-        gpu = Gpu()
+        gpu = Gpu(driver=Driver(300 + 80 + 200 + 50))
         device = gpu.device()
         device.take(Owner.WEIGHTS, 300)
         gpu.allocate(300)
@@ -102,7 +89,6 @@ class TestLedger:
         gpu.kv_pool = 200
         gpu.allocate(80)
         gpu.allocated -= 60
-        gpu.library.processes = [(1, 99), (os.getpid(), 300 + 80 + 200 + 50)]
         figures = device.figures()
         assert figures.by_owner == {
             Owner.WEIGHTS: 300,
@@ -115,11 +101,11 @@ class TestLedger:
         assert (figures.total_bytes, figures.free_bytes) == (1000, 270)
         assert (figures.reclaimable_bytes, figures.host_available_bytes) == (60, 7)
 
-    @pytest.mark.parametrize("processes", [None, [], [(1, 400)], [(os.getpid(), None)]])
+    @pytest.mark.parametrize("driver", [None, Driver(None), Driver(is_lost=True)])
     def test_a_context_that_the_driver_does_not_tell_is_of_others(
-        self, processes: list[tuple[int, int | None]] | None
+        self, driver: Driver | None
     ) -> None:
-        gpu = Gpu(library=Library(processes=processes))
+        gpu = Gpu(driver=driver)
         figures = gpu.device().figures()
         assert figures.by_owner[Owner.CONTEXT] == 0
         assert figures.by_owner[Owner.OTHERS] == 150
@@ -199,36 +185,27 @@ def test_the_peak_is_that_of_the_work() -> None:
     assert gpu.synchronized == 1
 
 
-class TestDriver:
-    """NVML: what is not supported is None."""
+class TestAllocator:
+    """What torch's allocator says of itself, and claims that never reached it."""
 
-    @pytest.mark.parametrize(
-        ("library", "uuid"),
-        [(Library(has_driver=False), "GPU-1"), (Library(), "GPU-2")],
-        ids=["no driver", "no such GPU"],
-    )
-    def test_without_a_gpu(self, library: Library, uuid: str) -> None:
-        assert open_driver(uuid, library) is None
+    def test_figures_are_those_of_the_allocator(self) -> None:
+        device = Gpu(reserved=300, allocated=100, split=120, retries=4, ooms=2).device()
+        device.take(Owner.KV_POOL, 200)
+        figures = device.figures()
+        assert (figures.allocated_bytes, figures.reserved_bytes) == (100, 300)
+        assert (figures.inactive_bytes, figures.allocator_ooms) == (120, 2)
 
-    def test_the_real_library_on_a_machine_without_a_driver(self) -> None:
-        assert open_driver("GPU-1") is None
+    def test_before_its_first_use_all_of_it_is_0(self) -> None:
+        figures = Gpu(is_used=False).device().figures()
+        assert figures.allocated_bytes == figures.reserved_bytes == figures.inactive_bytes == 0
+        assert figures.allocator_retries == figures.allocator_ooms == 0
 
-    @pytest.mark.parametrize(
-        ("processes", "pid", "answer"),
-        [
-            ([(os.getpid(), 3)], None, 3),
-            ([(1, 5), (17, 0)], 17, 0),
-            ([(17, None)], 17, None),
-            ([(1, 5)], None, None),
-            (None, 1, None),
-        ],
-    )
-    def test_what_a_process_has(
-        self,
-        processes: list[tuple[int, int | None]] | None,
-        pid: int | None,
-        answer: int | None,
+    @pytest.mark.parametrize(("owner", "ooms"), [(Owner.ACTIVATIONS, 3), (Owner.KV_POOL, 2)])
+    def test_a_claim_that_is_refused_counts_if_torch_would_have_allocated_it(
+        self, owner: Owner, ooms: int
     ) -> None:
-        driver = open_driver("GPU-1", Library(processes=processes))
-        assert driver is not None
-        assert driver.process_bytes(pid) == answer
+        device = Gpu(ooms=2).device()
+        with pytest.raises(DeviceOutOfMemoryError):
+            device.take(owner, 10_000)
+        figures = device.figures()
+        assert (figures.allocator_retries, figures.allocator_ooms) == (1, ooms)

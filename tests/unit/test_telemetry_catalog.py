@@ -27,6 +27,7 @@ MODULES = (
     catalog.tenants,
     catalog.cache,
     catalog.memory,
+    catalog.gpu,
     catalog.server,
     catalog.vllm,
 )
@@ -40,6 +41,8 @@ BAD_WORDS = {
 }
 SUFFIXES = ("_total", "_count", "_sum", "_bucket", "_created", "_info")
 RESERVED_LABELS = {"le", "quantile", "job", "instance", "namespace", "pod", "model", "model_name"}
+
+OPEN_LABELS = (catalog.tenants.TENANT, catalog.gpu.GPU)
 
 by_name = pytest.mark.parametrize("metric", OURS, ids=lambda metric: metric.name)
 
@@ -73,7 +76,7 @@ def test_labels_are_few_and_told(metric: Metric) -> None:
     for label in metric.labels:
         assert re.fullmatch(r"[a-z][a-z_]*", label.name)
         if label.values is None:
-            assert metric.name.endswith("_info") or label is catalog.tenants.TENANT
+            assert metric.name.endswith("_info") or label in OPEN_LABELS
         else:
             assert len(set(label.values)) == len(label.values) > 1
             assert all(re.fullmatch(r"[a-z][a-z_]*", value) for value in label.values)

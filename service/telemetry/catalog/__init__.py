@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from service.telemetry.catalog import admin, cache, memory, requests, server, tenants, vllm
+from service.telemetry.catalog import admin, cache, gpu, memory, requests, server, tenants, vllm
 from service.telemetry.catalog.metric import MODEL_LABEL, Kind, Label, Metric
 
 METRICS: Mapping[str, Metric] = MappingProxyType(
     {
         metric.name: metric
-        for module in (requests, tenants, cache, memory, server, admin, vllm)
+        for module in (requests, tenants, cache, memory, gpu, server, admin, vllm)
         for metric in module.METRICS
     }
 )
@@ -28,6 +28,7 @@ __all__ = [
     "Metric",
     "admin",
     "cache",
+    "gpu",
     "memory",
     "requests",
     "server",
