@@ -8,10 +8,9 @@ from __future__ import annotations
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import AnnotationQuery
 
-from dashboards.boards.pending import ADMIN_ACTIONS
 from dashboards.boards.queries import POD, gauge, increase, total
 from dashboards.boards.variables import DATASOURCE
-from service.telemetry.catalog import Metric, memory, server
+from service.telemetry.catalog import Metric, admin, memory, server
 
 
 class EventQuery(AnnotationQuery):
@@ -58,7 +57,7 @@ def server_starts() -> Event:
 def admin_actions() -> Event:
     """What an operator, human or not, ordered."""
     return _counted(
-        "Admin actions", "yellow", ADMIN_ACTIONS, "{{action}} ordered of {{pod}}", "action"
+        "Admin actions", "yellow", admin.ACTIONS, "{{action}} ordered of {{pod}}", "action"
     )
 
 

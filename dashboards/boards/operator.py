@@ -17,7 +17,6 @@ from dashboards.boards.panels import (
     timeline,
     value,
 )
-from dashboards.boards.pending import ADMIN_ACTIONS, UTILIZATION
 from dashboards.boards.queries import (
     POD,
     Query,
@@ -28,7 +27,7 @@ from dashboards.boards.queries import (
     share_or_zero,
     total,
 )
-from service.telemetry.catalog import cache, memory, requests, server
+from service.telemetry.catalog import admin, cache, memory, requests, server
 
 
 def build() -> Board:
@@ -80,7 +79,7 @@ def _replicas() -> tuple[PanelBuilder, ...]:
                 (
                     "failed",
                     "Servers whose engines die at once.",
-                    "`plimsoll flight` tells why; it does not get better by itself.",
+                    "`plimsoll flight list` tells why; it does not get better by itself.",
                     ANY_IS_BAD,
                 ),
             )
@@ -178,7 +177,7 @@ def _actions() -> tuple[PanelBuilder, ...]:
     return (
         events(
             "Admin actions",
-            Query(total(increase(ADMIN_ACTIONS), ("action",)), "{{action}}"),
+            Query(total(increase(admin.ACTIONS), ("action",)), "{{action}}"),
             note=Note(
                 "What was ordered through the admin API, by a human or a controller.",
                 "An action that nobody remembers: see the log of the server for who asked.",
@@ -186,12 +185,13 @@ def _actions() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Memory utilization in force",
-            Query(highest(gauge(UTILIZATION), POD), "{{pod}}"),
+            Query(highest(gauge(admin.MEMORY_UTILIZATION), POD), "{{pod}}"),
             unit=Unit.SHARE,
             note=Note(
-                "Share of the device's memory that the server may use, as last ordered.",
-                "Lower it (`plimsoll admin`) to give the device room; the pool follows without a "
-                "restart.",
+                "Share of the most blocks that the KV pool can have that it has now: what was "
+                "ordered, less what the governor took.",
+                "Lower it (`plimsoll memory`) to give the device room; the pool follows without a "
+                "restart. Below what was ordered: the governor took the rest, see VRAM to OOM.",
             ),
             full=1,
         ),

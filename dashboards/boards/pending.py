@@ -10,8 +10,6 @@ def _m(name: str, kind: Kind, *labels: Label, **kw: object) -> Metric:
     return Metric(name="plimsoll_" + name, kind=kind, help="", labels=labels, **kw)  # type: ignore[arg-type]
 
 
-ADMIN_ACTIONS = _m("admin_actions_total", C, Label("action", None))
-UTILIZATION = _m("memory_utilization_ratio", G)
 PREEMPTIONS = _m(
     "preemptions_total",
     C,
@@ -25,16 +23,6 @@ BLOCK_TOKENS = _m("kv_block_tokens", G)
 SWAP_BYTES = _m("swap_bytes_total", C, Label("direction", ("out", "in")))
 TENANT_BLOCKS = _m("tenant_kv_blocks", G, TENANT, Label("state", ("active", "cached")))
 FREE_LOW = _m("kv_free_low_blocks", G)
-TENANT_FIRST_TOKEN = _m("tenant_time_to_first_token_seconds", H, TENANT)
 SPANS = _m("trace_spans_total", C, Label("result", ("exported", "dropped", "failed")))
 LOGS_SUPPRESSED = _m("log_records_suppressed_total", C)
 GPU = Label("gpu", None)
-GPU_CAPACITY = _m("gpu_memory_capacity_bytes", G, GPU)
-GPU_USED = _m("gpu_memory_used_bytes", G, GPU)
-GPU_RESERVED = _m("gpu_memory_reserved_bytes", G, GPU)
-GPU_PROCESS = _m("gpu_process_memory_bytes", G, GPU)
-GPU_PROCESS_KNOWN = _m("gpu_process_memory_known", G, GPU)
-GPU_UTILIZATION = _m("gpu_utilization_ratio", G, GPU)
-NVML_AVAILABLE = _m("nvml_available", G)
-GPU_SAMPLED = _m("gpu_sample_timestamp_seconds", G)
-GPU_FAILURES = _m("gpu_sample_failures_total", C)

@@ -13,6 +13,7 @@ from service.telemetry.catalog import Kind, Metric
 
 SCOPE = ("namespace", "model", "pod")
 POD = ("pod",)
+PER_GPU = ("pod", "gpu")
 
 # At least four scrapes, so that a rate always has two samples.
 WINDOW = "$__rate_interval"

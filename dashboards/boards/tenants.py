@@ -6,7 +6,7 @@ from dashboards.boards import common, uids
 from dashboards.boards.annotations import usual_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import Limits, Note, PanelBuilder, Unit, lines
-from dashboards.boards.pending import TENANT_BLOCKS, TENANT_FIRST_TOKEN
+from dashboards.boards.pending import TENANT_BLOCKS
 from dashboards.boards.queries import Query, gauge, quantile, share_or_zero, total
 from service.telemetry.catalog import Metric, cache, tenants
 
@@ -143,7 +143,7 @@ def _memory() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Time to first token p95",
-            Query(quantile(0.95, TENANT_FIRST_TOKEN, _TENANT), _LEGEND),
+            Query(quantile(0.95, tenants.FIRST_TOKEN, _TENANT), _LEGEND),
             unit=Unit.SECONDS,
             note=Note(
                 "1 in 20 first tokens of each tenant takes longer.",
