@@ -253,7 +253,7 @@ def _servers() -> tuple[PanelBuilder, ...]:
             Query(total(increase(server.RESTARTS), POD), "{{pod}}"),
             note=Note(
                 "Engines that died and were replaced. Their requests went on in the next one.",
-                "`plimsoll flight list` shows the record of each; more than one in half an hour is a "
+                "`plimsoll flight list` shows the record of each; several in half an hour are a "
                 "crash loop.",
             ),
         ),
