@@ -1,6 +1,6 @@
-"""Write the JSON of every dashboard: python -m dashboards.build [--check].
+"""Write dashboards and rules of alerts: python -m dashboards.build [--check].
 
-The files are committed, so that whoever installs dashboards needs no Python. With --check nothing
+The files are committed, so that whoever installs them needs no Python. With --check nothing
 is written, and files that are not as the code has them are an error.
 """
 
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dashboards import alerts
 from dashboards.boards import all_boards
 
 FOLDER = Path(__file__).parent / "json"
@@ -38,19 +39,38 @@ def write(folder: Path, expected: Mapping[str, str]) -> None:
             (folder / name).unlink()
 
 
+def stale_alert_files(expected: Mapping[Path, str]) -> list[Path]:
+    """Files of the alerts that are missing or other than expected."""
+    return [
+        path
+        for path, text in expected.items()
+        if not path.is_file() or path.read_text("utf-8") != text
+    ]
+
+
+def write_alert_files(expected: Mapping[Path, str]) -> None:
+    """Write them; other files of their folders are left alone."""
+    for path in stale_alert_files(expected):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(expected[path], "utf-8")
+
+
 def main(arguments: Sequence[str]) -> int:
     """Exit code: 1 if files were to be as expected and are not."""
     parser = argparse.ArgumentParser(prog="python -m dashboards.build", description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; tell what is stale")
     options = parser.parse_args(arguments)
     expected = expected_files()
-    stale = stale_files(FOLDER, expected)
+    alert_files = alerts.files()
+    stale = [FOLDER / name for name in stale_files(FOLDER, expected)]
+    stale += stale_alert_files(alert_files)
     if options.check:
-        for name in stale:
-            print(f"{FOLDER / name} is stale: run python -m dashboards.build", file=sys.stderr)
+        for path in stale:
+            print(f"{path} is stale: run python -m dashboards.build", file=sys.stderr)
         return 1 if stale else 0
     write(FOLDER, expected)
-    print(f"{FOLDER}: {len(expected)} dashboards, {len(stale)} files changed")
+    write_alert_files(alert_files)
+    print(f"{len(expected)} dashboards, {len(alert_files)} files of alerts: {len(stale)} changed")
     return 0
 
 
