@@ -110,14 +110,16 @@ def report(times: list[float], pages: list[bytes], elapsed_seconds: float) -> No
     whole = pages[: len(pages) - len(pages) % 2]  # the text ones are parsed, first and last
     first, last = MetricsPage.of(whole[0]), MetricsPage.of(whole[-2])
     tokens = last.value(requests.OUTPUT_TOKENS) - first.value(requests.OUTPUT_TOKENS)
-    lags = last.value(server_metrics.LOOP_LAG, "_sum") / max(
-        1.0, last.value(server_metrics.LOOP_LAG, "_count")
-    )
+    lags = {
+        sample.labels["le"]: int(sample.value)
+        for sample in last.samples
+        if sample.name == server_metrics.LOOP_LAG.name + "_bucket"
+    }
     ordered = sorted(times)
     print(
         f"{len(times)} scrapes of {len(last.series)} series, {len(pages[-1])} bytes; "
-        f"{tokens / elapsed_seconds:.0f} tokens/s; event loop late by {lags * 1000:.1f} ms on "
-        f"average; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
+        f"{tokens / elapsed_seconds:.0f} tokens/s; load average {os.getloadavg()[0]:.1f} on "
+        f"{os.cpu_count()} cores\nevent loop late by at most, s: count {lags}"
     )
     for name, share in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("max", 1.0)):
         print(f"{name} {quantile(ordered, share) * 1000:7.1f} ms")

@@ -16,6 +16,8 @@ from pathlib import Path
 import grpc
 import pytest
 from live_server import LiveServer, serve
+from metrics_invariants import assert_adds_up
+from metrics_page import scrape
 
 from service.api.gen.plimsoll.v1 import (
     engine_admin_pb2,
@@ -149,6 +151,7 @@ async def test_nothing_is_left_after_three_minutes_of_chaos(server: LiveServer) 
             warm = server.front.memory_info().rss, server.engine.memory_info().rss
     await asyncio.gather(*tasks)
     await assert_drains_to_nothing(server)
+    assert_adds_up(await scrape(server.metrics_address))
     assert warm is not None, "the pool never filled: this machine is too slow for the load"
     grown = (
         server.front.memory_info().rss - warm[0],

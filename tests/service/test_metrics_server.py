@@ -17,11 +17,12 @@ from engine_deaths import kill_engine, until_running_again
 from metrics_page import OPENMETRICS, MetricsPage, scrape
 from toy_server import toy_server
 
+from service.api.gen.plimsoll.v1 import engine_admin_pb2
 from service.api.gen.plimsoll.v1.inference_pb2_grpc import InferenceServiceStub
 from service.api.ports import BindError
 from service.api.server import StopSignals, serve_front
 from service.config import ServeSettings
-from service.telemetry.catalog import METRICS, Kind, cache, memory, requests, server
+from service.telemetry.catalog import METRICS, Kind, admin, cache, memory, requests, server
 from service.telemetry.metrics import Metrics
 
 STREAMS = 12
@@ -80,6 +81,33 @@ async def test_counters_do_not_fall_when_the_engine_dies() -> None:
     assert pages[-1].value(requests.RESUBMITTED) == 8
     assert pages[-1].value(requests.FINISHED, outcome="completed") == 8
     assert pages[-1].value(METRICS["vllm:generation_tokens_total"]) == 8 * 300
+
+
+async def test_orders_of_operators_are_counted_and_what_is_in_force_is_told() -> None:
+    async with stack(kv_blocks=200) as running:
+        pages = [await scrape(running.metrics_address)]
+        reach = pages[0].value(cache.REACH)
+        half = int(reach // 2)
+        await running.admin.SetMemoryUtilization(
+            engine_admin_pb2.SetMemoryUtilizationRequest(total_blocks=half)
+        )
+        await running.admin.FlushCache(engine_admin_pb2.FlushCacheRequest())
+        for _ in range(2):
+            await running.admin.Drain(engine_admin_pb2.DrainRequest())
+            await running.admin.Resume(engine_admin_pb2.ResumeRequest())
+        with pytest.raises(grpc.aio.AioRpcError):  # faults are not allowed
+            await running.admin.InjectFaults(engine_admin_pb2.InjectFaultsRequest())
+        async with asyncio.timeout(20):
+            while pages[-1].value(cache.CAPACITY) != half:
+                await asyncio.sleep(0.1)
+                pages.append(await scrape(running.metrics_address))
+    assert pages[0].total(admin.ACTIONS) == 0
+    (label,) = admin.ACTIONS.labels
+    counts = {a: pages[-1].value(admin.ACTIONS, action=a) for a in label.values or ()}
+    assert counts == {
+        **{"set_memory_utilization": 1, "flush": 1, "drain": 2, "resume": 2, "inject_faults": 0},
+    }
+    assert pages[-1].value(admin.MEMORY_UTILIZATION) == half / reach
 
 
 async def test_a_server_that_starts_tells_its_counters() -> None:
