@@ -161,7 +161,7 @@ def value(
     panel = _framed(stat.Panel(), title, [_now(0, query)], unit, note, width, height, limits)
     panel.reduce_options(_last()).graph_mode(looks.BigValueGraphMode.NONE)
     panel.color_mode(looks.BigValueColorMode.BACKGROUND).no_value("no data")
-    return panel.mappings(_mappings(names or {}))
+    return panel.mappings([*_mappings(names or {}), _nothing_observed()])
 
 
 def bars(
@@ -258,6 +258,14 @@ def _mappings(names: Mapping[float, tuple[str, str]]) -> list[models.ValueMappin
         for index, (number, (text, color)) in enumerate(names.items())
     }
     return [models.ValueMap(options=options)] if options else []
+
+
+def _nothing_observed() -> models.ValueMapping:
+    """No number, as of a quantile while there are no requests, is no trouble."""
+    result = models.ValueMappingResult(text="none now", color="text")
+    match = models.SpecialValueMatch.NA_N
+    options = models.DashboardSpecialValueMapOptions(match=match, result=result)
+    return models.SpecialValueMap(options=options)
 
 
 def _properties(paint: Paint) -> list[models.DynamicConfigValue]:
