@@ -98,14 +98,18 @@ async def test_orders_of_operators_are_counted_and_what_is_in_force_is_told() ->
         with pytest.raises(grpc.aio.AioRpcError):  # faults are not allowed
             await running.admin.InjectFaults(engine_admin_pb2.InjectFaultsRequest())
         async with asyncio.timeout(20):
-            while pages[-1].value(cache.CAPACITY) != half:
+            while pages[-1].values(cache.CAPACITY) != [half]:
                 await asyncio.sleep(0.1)
                 pages.append(await scrape(running.metrics_address))
     assert pages[0].total(admin.ACTIONS) == 0
     (label,) = admin.ACTIONS.labels
     counts = {a: pages[-1].value(admin.ACTIONS, action=a) for a in label.values or ()}
     assert counts == {
-        **{"set_memory_utilization": 1, "flush": 1, "drain": 2, "resume": 2, "inject_faults": 0},
+        "set_memory_utilization": 1,
+        "flush": 1,
+        "drain": 2,
+        "resume": 2,
+        "inject_faults": 0,
     }
     assert pages[-1].value(admin.MEMORY_UTILIZATION) == half / reach
 
