@@ -14,6 +14,7 @@ made up. Of a server:
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -26,7 +27,7 @@ COMPILER = shutil.which("cc")
 
 _SOURCE = Path(__file__).with_name("nvml_stub.c")
 _NAME = "libnvidia-ml.so.1"  # which nvidia-ml-py asks the loader for
-_STATE_VARIABLE = "NVML_STUB_STATE"
+STATE_VARIABLE = "NVML_STUB_STATE"
 
 
 @dataclass(slots=True)
@@ -55,11 +56,18 @@ class NvmlStub:
         command += [f"-Wl,-soname,{_NAME}", "-o", str(self.library), str(_SOURCE)]
         subprocess.run(command, check=True)
 
+    def load_here(self) -> None:
+        """Gives it to this process, whatever its variables: it is the one of its name from now on.
+
+        Where its state is, NVML_STUB_STATE says here, too.
+        """
+        ctypes.CDLL(str(self.library))
+
     @property
     def environment(self) -> dict[str, str]:
         """Variables for a process that is to find this library, and its state."""
         paths = [str(self.library.parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-        return {"LD_LIBRARY_PATH": ":".join(paths), _STATE_VARIABLE: str(self.state)}
+        return {"LD_LIBRARY_PATH": ":".join(paths), STATE_VARIABLE: str(self.state)}
 
     def tell(
         self,

@@ -61,6 +61,7 @@ async def main(arguments: argparse.Namespace) -> None:
         allow_ignore_eos=not arguments.no_ignore_eos,
         max_waiting_requests=arguments.max_waiting_requests,
         grace_seconds=arguments.grace_seconds,
+        gpu_sample_seconds=arguments.gpu_sample_seconds,
     )
     front = Front(settings, engine_command=ENGINE_COMMAND, tokenizer=ToyTokenizer())  # type: ignore[arg-type]
     signals = StopSignals()
@@ -122,5 +123,6 @@ if __name__ == "__main__":
     parser.add_argument("--kv-blocks", type=int, default=512)
     parser.add_argument("--max-waiting-requests", type=int, default=64)
     parser.add_argument("--grace-seconds", type=float, default=0.0)
+    parser.add_argument("--gpu-sample-seconds", type=float, default=0.0)
     parser.add_argument("--no-ignore-eos", action="store_true")
     uvloop.run(main(parser.parse_args()))

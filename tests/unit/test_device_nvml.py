@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Iterator
 
 import pynvml
 import pytest
-from nvml_stub import COMPILER, GIB, NvmlStub, StubGpu
+from nvml_stub import COMPILER, GIB, STATE_VARIABLE, NvmlStub, StubGpu
 
 from service.device.nvml import (
     DriverError,
@@ -34,14 +33,13 @@ NOT_SUPPORTED, FUNCTION_NOT_FOUND, GPU_IS_LOST, UNKNOWN = 3, 13, 15, 999
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> NvmlStub:
     stub = NvmlStub(tmp_path_factory.mktemp("nvml"))
-    # The loader gives a library that is loaded to all who ask for its name.
-    ctypes.CDLL(str(stub.library))
+    stub.load_here()
     return stub
 
 
 @pytest.fixture
 def stub(library: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlStub]:
-    monkeypatch.setenv("NVML_STUB_STATE", str(library.state))
+    monkeypatch.setenv(STATE_VARIABLE, str(library.state))
     yield library
     library.end()
 
