@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from dashboards.boards.panels import Limits
-from dashboards.boards.queries import POD, gauge, highest, lowest, quantile, rate, share, total
+from dashboards.boards.queries import (
+    POD,
+    gauge,
+    highest,
+    least_of,
+    lowest,
+    quantile,
+    rate,
+    share,
+    total,
+)
 from service.telemetry.catalog import Metric, cache, memory, requests
 
 # Ends that the server, not its client, is to blame for.
@@ -32,13 +42,7 @@ def headroom() -> str:
 
 def time_left() -> str:
     """Seconds to the end of KV pool or device, whichever comes first, by pod."""
-    ends = (gauge(memory.KV_EXHAUSTION), gauge(memory.DEVICE_EXHAUSTION))
-    return lowest(
-        " or ".join(
-            f'label_replace({end}, "of", "{index}", "", "")' for index, end in enumerate(ends)
-        ),
-        POD,
-    )
+    return least_of((gauge(memory.KV_EXHAUSTION), gauge(memory.DEVICE_EXHAUSTION)), POD)
 
 
 def waiting() -> str:

@@ -125,6 +125,9 @@ def lines(
     panel.span_nulls(False)
     if full is not None:
         panel.max(full)
+    elif unit in (Unit.SHARE, Unit.COUNT):
+        # Of a line that lies at 0 the axis would otherwise end at 100, which is 10000 %.
+        panel.axis_soft_max(limits.steps[-1][0] if limits.steps else 1)
     if stacked:
         panel.stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL).group("all"))
     if limits.steps:

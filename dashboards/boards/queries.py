@@ -81,6 +81,14 @@ def lowest(vector: str, by: Sequence[str] = ()) -> str:
     return _aggregate("min", vector, by)
 
 
+def least_of(vectors: Sequence[str], by: Sequence[str] = ()) -> str:
+    """Minimum over several metrics with the same labels, which `or` alone would take for one."""
+    told_apart = (
+        f'label_replace({vector}, "of", "{index}", "", "")' for index, vector in enumerate(vectors)
+    )
+    return lowest(" or ".join(told_apart), by)
+
+
 def share(part: str, whole: str) -> str:
     """Quotient of two amounts with the same labels; no number where the whole is 0."""
     return f"{part} / {whole}"

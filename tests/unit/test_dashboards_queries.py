@@ -11,6 +11,7 @@ from dashboards.boards.queries import (
     gauge,
     highest,
     increase,
+    least_of,
     lowest,
     mean,
     quantile,
@@ -112,3 +113,10 @@ def test_the_state_in_force_has_its_number() -> None:
     assert code_of_state(STATE, "state") == f"max by (pod) (1 * {up} or 2 * {down})"
     with pytest.raises(QueryError, match="no label tenants"):
         code_of_state(COUNTER, "tenants")
+
+
+def test_the_least_of_two_metrics_tells_them_apart() -> None:
+    # `a or b` of the same labels is a alone.
+    assert least_of(("a", "b"), ("pod",)) == (
+        'min by (pod) (label_replace(a, "of", "0", "", "") or label_replace(b, "of", "1", "", ""))'
+    )

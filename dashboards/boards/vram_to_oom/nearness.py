@@ -18,6 +18,7 @@ from dashboards.boards.queries import (
     gauge,
     highest,
     increase,
+    least_of,
     lowest,
     share_or_zero,
     total,
@@ -109,6 +110,7 @@ def panels() -> tuple[PanelBuilder, ...]:
 
 
 def _predicted_headroom() -> str:
-    # A trend over a fixed time, whatever the width of the screen; memory is never below 0.
+    # A trend over a fixed time, whatever the width of the screen. It knows neither that memory
+    # is never below 0, nor that it is never above what there is.
     trend = f"predict_linear({gauge(memory.HEADROOM)}[15m], 1800)"
-    return f"clamp_min({lowest(trend, POD)}, 0)"
+    return f"clamp_min({least_of((trend, gauge(memory.CAPACITY)), POD)}, 0)"

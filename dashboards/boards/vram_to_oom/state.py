@@ -26,8 +26,8 @@ def panels() -> tuple[PanelBuilder, ...]:
     """Panels of the section."""
     return (
         timeline(
-            "Pressure and state",
-            Query(highest(gauge(memory.PRESSURE), POD), "{{pod}} pressure"),
+            "Pressure",
+            Query(highest(gauge(memory.PRESSURE), POD), "{{pod}}"),
             names=states.PRESSURE,
             width=12,
             note=Note(
