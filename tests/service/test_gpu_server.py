@@ -28,6 +28,7 @@ async def page_with(toy: ToyServer, wanted: Callable[[MetricsPage], bool]) -> Me
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 async def test_figures_of_a_server_until_its_driver_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -56,7 +57,7 @@ async def test_figures_of_a_server_until_its_driver_hangs(
                 return len(seen) > 10 and len(set(seen[-10:])) == 1
 
             page = await page_with(toy, has_hung)
-            assert page.values(gpu.USED) == [40 * GIB]
+            assert page.values(gpu.USED) in ([40 * GIB], []), "the old one, until it is too old"
             toy.process.send_signal(signal.SIGTERM)
             assert await asyncio.to_thread(toy.process.wait, 30) == 0
 
