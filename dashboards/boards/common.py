@@ -26,6 +26,8 @@ FULL_POOL = Limits("green", ((0.7, "yellow"), (0.9, "red")))
 LITTLE_LEFT = Limits("red", ((0.03, "orange"), (0.08, "green")))
 TIME_LEFT_SECONDS = Limits("red", ((60, "orange"), (300, "yellow"), (600, "green")))
 NOT_IN_SIGHT_SECONDS = 86400.0
+# The most that a line of it shows.
+DRAWN_SECONDS = 3600
 TIME_LEFT_NAMES = {NOT_IN_SIGHT_SECONDS: ("not in sight", "green")}
 
 
@@ -43,6 +45,12 @@ def headroom() -> str:
 def time_left() -> str:
     """Seconds to the end of KV pool or device, whichever comes first, by pod."""
     return least_of((gauge(memory.KV_EXHAUSTION), gauge(memory.DEVICE_EXHAUSTION)), POD)
+
+
+def drawn_time_left(metric: Metric) -> str:
+    """Seconds to an end by pod, as a line to draw: an hour and more lie at its top, or the few
+    minutes that matter could not be seen beside a day."""
+    return f"clamp_max({lowest(gauge(metric), POD)}, {DRAWN_SECONDS})"
 
 
 def waiting() -> str:

@@ -110,10 +110,10 @@ def _pool() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Pool runs out in",
-            Query(lowest(gauge(memory.KV_EXHAUSTION), POD), "{{pod}}"),
+            Query(common.drawn_time_left(memory.KV_EXHAUSTION), "{{pod}}"),
             unit=Unit.SECONDS,
             note=Note(
-                "Forecast of the engine until no block is free; 1 day: not in sight.",
+                "Forecast of the engine until no block is free. An hour or more lies at the top.",
                 "Below a minute preemptions come next; below 5 minutes there is time to add a "
                 "replica.",
             ),

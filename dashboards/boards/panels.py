@@ -120,7 +120,7 @@ def lines(
     targets = [_over_time(index, query) for index, query in enumerate(queries)]
     panel = _framed(timeseries.Panel(), title, targets, unit, note, width, height, limits)
     panel.min(0).line_width(2).fill_opacity(35 if stacked else 5).axis_label(axis)
-    panel.show_points(looks.VisibilityMode.NEVER).legend(_legend()).tooltip(_tooltip())
+    panel.show_points(looks.VisibilityMode.NEVER).legend(_legend(width)).tooltip(_tooltip())
     # Gaps stay gaps: a line over a time without data hides that nobody looked.
     panel.span_nulls(False)
     if full is not None:
@@ -144,9 +144,9 @@ def events(
     """How often something happened, as bars."""
     targets = [_over_time(index, query) for index, query in enumerate(queries)]
     panel = _framed(timeseries.Panel(), title, targets, Unit.COUNT, note, width, height, NO_LIMITS)
-    panel.min(0).draw_style(looks.GraphDrawStyle.BARS).fill_opacity(60)
+    panel.min(0).axis_soft_max(1).draw_style(looks.GraphDrawStyle.BARS).fill_opacity(60)
     panel.stacking(common.StackingConfig().mode(looks.StackingMode.NORMAL).group("all"))
-    return panel.legend(_legend()).tooltip(_tooltip())
+    return panel.legend(_legend(width)).tooltip(_tooltip())
 
 
 def value(
@@ -241,9 +241,11 @@ def _now(index: int, query: Query) -> prometheus.Dataquery:
     return _target(index, query).instant()
 
 
-def _legend() -> common.VizLegendOptions:
+def _legend(width: int) -> common.VizLegendOptions:
+    # Beside the lines where there is room: below them only a few names can be seen.
+    side = looks.LegendPlacement.RIGHT if width > 12 else looks.LegendPlacement.BOTTOM
     legend = common.VizLegendOptions().display_mode(looks.LegendDisplayMode.TABLE)
-    return legend.placement(looks.LegendPlacement.BOTTOM).show_legend(True).calcs(["last", "max"])
+    return legend.placement(side).show_legend(True).calcs(["last", "max"])
 
 
 def _tooltip() -> common.VizTooltipOptions:

@@ -54,12 +54,12 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Predicted time to the end",
-            Query(lowest(gauge(memory.DEVICE_EXHAUSTION), POD), "{{pod}} device"),
-            Query(lowest(gauge(memory.KV_EXHAUSTION), POD), "{{pod}} KV pool"),
+            Query(common.drawn_time_left(memory.DEVICE_EXHAUSTION), "{{pod}} device"),
+            Query(common.drawn_time_left(memory.KV_EXHAUSTION), "{{pod}} KV pool"),
             unit=Unit.SECONDS,
             note=Note(
-                "Forecast from the slope of the last seconds, made in the engine and never above "
-                "a day, which means: not in sight.",
+                "Forecast from the slope of the last seconds, made in the engine. An hour or more "
+                "lies at the top.",
                 "A device line that falls straight is a leak or a ramp of traffic: see the "
                 "ledger. A KV line alone means preemptions.",
             ),
