@@ -198,7 +198,7 @@ PRESSURE_CRITICAL = Alert(
     kind=AlertKind.PRECURSOR,
     lead=Lead(0, 10),
     dashboard=VRAM_TO_OOM,
-    panel="Pressure and state",
+    panel="Pressure",
 )
 ADMISSIONS_CLOSED = Alert(
     name="PlimsollAdmissionsClosed",

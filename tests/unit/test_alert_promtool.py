@@ -1,0 +1,83 @@
+"""The rules as Prometheus evaluates them: each alert fires when it should, and only then."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from alert_cases import CASES, SCRAPE_SECONDS, Case
+from prometheus_tools import tool
+
+from dashboards.alerts import ALERTS, GENERATED
+from dashboards.alerts.spec import GROUPS
+
+RULES = GENERATED / "prometheus-rules.yaml"
+
+
+@pytest.mark.parametrize("fires", [True, False], ids=["firing", "silent"])
+def test_each_alert_has_a_case(fires: bool) -> None:
+    cases = {case.alert for case in CASES if case.fires is fires}
+    assert cases == {alert.name for alert in ALERTS}
+
+
+def test_promtool_takes_the_rules() -> None:
+    done = run("promtool", "check", "rules", str(RULES))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "36 rules" in done.stdout
+
+
+@pytest.mark.slow
+def test_each_case(tmp_path: Path) -> None:
+    paths = [str(cases_of(tmp_path, alert.name)) for alert in ALERTS]
+    done = run("promtool", "test", "rules", *paths)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_amtool_takes_the_example() -> None:
+    done = run("amtool", "check-config", str(GENERATED / "alertmanager-example.yaml"))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def cases_of(folder: Path, alert: str) -> Path:
+    """The cases of one alert; only what it needs of the rules is evaluated, to save time."""
+    rules = folder / f"{alert}.rules.yaml"
+    groups = yaml.safe_load(RULES.read_text())["groups"]
+    for group in groups:
+        group["rules"] = [rule for rule in group["rules"] if rule.get("alert", alert) == alert]
+    rules.write_text(yaml.safe_dump({"groups": groups}))
+    document = {
+        "rule_files": [str(rules)],
+        "evaluation_interval": "5s",
+        # Without it alerts may be evaluated before what they read is recorded.
+        "group_eval_order": ["plimsoll.recordings", *GROUPS],
+        "tests": [promtool_test(case) for case in CASES if case.alert == alert],
+    }
+    path = folder / f"{alert}.test.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    return path
+
+
+def promtool_test(case: Case) -> dict[str, object]:
+    firing = f'ALERTS{{alertname="{case.alert}",alertstate="firing"}}'
+    return {
+        "name": f"{case.alert} {'fires' if case.fires else 'is silent'}: {case.why}",
+        "interval": f"{SCRAPE_SECONDS}s",
+        "input_series": [
+            {"series": name, "values": values} for name, values in case.series.items()
+        ],
+        "promql_expr_test": [
+            {
+                "expr": f"(count({firing}) or vector(0)) > bool 0",
+                "eval_time": f"{case.at_seconds}s",
+                "exp_samples": [{"value": int(case.fires)}],
+            }
+        ],
+    }
+
+
+def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [tool(name), *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
