@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from resize_harness import PREEMPT, WAIT, ResizeHarness, prompt
 
 from kvcache.pressure import PressureLevel
-from service.engine.figures import Vitals
+from service.device.errors import DeviceOutOfMemoryError
+from service.device.owner import Owner
+from service.engine.figures import WATERMARK_SECONDS, Vitals
 from service.engine.messages import FinishReason
 
 TOTAL_BYTES = 36_000
@@ -89,6 +91,39 @@ def test_the_pool_gives_way_to_a_neighbour_and_comes_back_and_nobody_notices() -
     assert 0 < shrinks <= 4
     assert 0 < grows <= 40
     assert harness.incidents == []
+
+
+def test_a_dip_between_two_scrapes_is_told_for_a_minute() -> None:
+    harness = GovernedHarness()
+    before = harness.vitals
+    assert before.headroom_low_bytes == before.headroom_bytes
+    assert before.demand_high_bytes == before.demand_bytes > 0
+    harness.neighbour(before.headroom_bytes // 2)
+    harness.rest(1)
+    dip = harness.vitals
+    harness.neighbour(0)
+    while harness.vitals.taken_seconds < dip.taken_seconds + WATERMARK_SECONDS - 3:
+        harness.rest(1)
+    after = harness.vitals
+    assert after.headroom_low_bytes <= dip.headroom_bytes < after.headroom_bytes
+    assert after.headroom_bytes == before.headroom_bytes
+    assert after.demand_high_bytes == before.demand_bytes
+    while harness.vitals.taken_seconds < after.taken_seconds + WATERMARK_SECONDS:
+        harness.rest(1)
+    assert harness.vitals.headroom_low_bytes == before.headroom_bytes
+
+
+def test_the_figures_of_the_allocator_are_those_of_the_device() -> None:
+    harness = GovernedHarness()
+    with pytest.raises(DeviceOutOfMemoryError):
+        harness.device.take(Owner.ACTIVATIONS, TOTAL_BYTES)
+    harness.device.take(Owner.ACTIVATIONS, 500)
+    harness.device.give_back(Owner.ACTIVATIONS, 200)
+    harness.rest(1)
+    vitals = harness.vitals
+    assert (vitals.allocator_allocated_bytes, vitals.allocator_reserved_bytes) == (300, 500)
+    assert vitals.reclaimable_bytes == 200
+    assert (vitals.allocator_retries, vitals.allocator_ooms) == (1, 1)
 
 
 def test_a_request_larger_than_the_pool_of_the_moment_gets_its_room_where_there_is_memory() -> None:

@@ -12,7 +12,7 @@ from flight_fakes import engine_stats, vitals
 
 from kvcache.pressure import PressureLevel
 from service.config import ServeSettings
-from service.engine.figures import Incident
+from service.engine.figures import Incident, OomRung
 from service.flight.folder import FlightFolder, read_record
 from service.flight.kinds import FlightKind
 from service.flight.record import FlightRecord, Place
@@ -71,6 +71,40 @@ async def test_the_memory_of_an_engine_is_not_told_as_that_of_the_next(tmp_path:
     assert first.memory is not None
     assert (second.memory, second.engine.life) == (None, 2)
     assert second.signals.engine_life == [1], "what was before is of interest"
+
+
+def oom(kind: str = "oom") -> Incident:
+    return Incident(kind, "a step failed", OomRung.RETRY, 7, [], 5, None)
+
+
+async def test_the_last_oom_outlives_the_server(tmp_path: Path) -> None:
+    first = Stage(tmp_path, [], {})
+    assert first.recorder.last_oom_time is None
+    first.recorder.incident(oom())
+    oom_time = first.recorder.last_oom_time
+    first.recorder.incident(oom("device lost"))
+    assert first.recorder.last_oom_time == oom_time is not None
+    first.recorder.gave_up("a newer record")
+    record, *_ = await first.records()
+    assert 0 <= (record.time - oom_time).total_seconds() < 60
+
+    second = Stage(tmp_path, [], {})
+    await second.recorder.close()  # has looked by then
+    assert second.recorder.last_oom_time == record.time
+    third = Stage(tmp_path, [], {})
+    third.recorder.incident(oom())
+    newest = third.recorder.last_oom_time
+    assert newest is not None
+    assert newest > record.time
+    await third.recorder.close()
+    assert third.recorder.last_oom_time == newest
+
+
+async def test_an_oom_is_dated_though_nothing_is_recorded(tmp_path: Path) -> None:
+    settings = ServeSettings(flight_folder=str(tmp_path), flight_records=0)
+    recorder = FlightRecorder(settings, [], {})
+    recorder.incident(oom())
+    assert recorder.last_oom_time is not None
 
 
 async def test_of_many_requests_those_of_the_batch_are_written_down_first(tmp_path: Path) -> None:

@@ -133,6 +133,30 @@ class TestAllocator:
         assert (figures.free_bytes, figures.allocator_retries) == (400, 1)
         device.take(Owner.ACTIVATIONS, 400)
 
+    def test_it_tells_what_it_has_given_out_and_what_it_keeps(self) -> None:
+        device = roomy(context_bytes=100)
+        device.take(Owner.WEIGHTS, 300)
+        device.take(Owner.GRAPHS, 20)
+        device.take(Owner.KV_POOL, 200)
+        device.take(Owner.ACTIVATIONS, 80)
+        device.give_back(Owner.ACTIVATIONS, 50)
+        figures = device.figures()
+        assert (figures.allocated_bytes, figures.reserved_bytes) == (350, 400)
+        assert figures.inactive_bytes == 0
+        device.release_cached()
+        assert device.figures().reserved_bytes == 350
+
+    @pytest.mark.parametrize(("owner", "ooms"), [(Owner.ACTIVATIONS, 1), (Owner.KV_POOL, 0)])
+    def test_a_pool_that_does_not_fit_is_no_failure_of_the_allocator(
+        self, owner: Owner, ooms: int
+    ) -> None:
+        device = roomy()
+        device.take(owner, 900)
+        assert device.figures().allocator_ooms == 0
+        with pytest.raises(DeviceOutOfMemoryError):
+            device.take(owner, 101)
+        assert device.figures().allocator_ooms == ooms
+
 
 class TestHost:
     """A device is never larger than what the host can back."""

@@ -28,12 +28,17 @@ def test_counters_of_memory_go_on_over_engines() -> None:
         totals.update(
             with_vitals(
                 msgspec.structs.replace(
-                    VITALS, allocator_retries=engine, rungs=(1, 2, 3, engine), actions=(4, 0, 0, 1)
+                    VITALS,
+                    allocator_retries=engine,
+                    allocator_ooms=10 * engine,
+                    rungs=(1, 2, 3, engine),
+                    actions=(4, 0, 0, 1),
                 )
             )
         )
         vitals = vitals_of(totals)
         assert vitals.allocator_retries == sum(range(engine + 1))
+        assert vitals.allocator_ooms == 10 * sum(range(engine + 1))
         assert vitals.rungs == (engine, 2 * engine, 3 * engine, sum(range(engine + 1)))
         assert vitals.actions == (4 * engine, 0, 0, engine)
         totals.engine_lost()
@@ -60,6 +65,16 @@ def test_a_dead_engine_has_no_memory() -> None:
     assert vitals.other_bytes == VITALS.other_bytes
     assert vitals.headroom_bytes == vitals.device_free_bytes
     assert vitals.demand_bytes == 0
+    assert vitals.allocator_allocated_bytes == vitals.allocator_reserved_bytes == 0
+    assert vitals.allocator_inactive_bytes == 0
+
+
+def test_what_led_to_the_death_of_an_engine_is_told_until_the_next_one_speaks() -> None:
+    totals = EngineTotals()
+    totals.update(with_vitals(VITALS))
+    totals.engine_lost()
+    assert vitals_of(totals).headroom_low_bytes == VITALS.headroom_low_bytes
+    assert vitals_of(totals).demand_high_bytes == VITALS.demand_high_bytes
 
 
 def test_the_level_of_a_dead_engine_does_not_stay() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import UTC, datetime
+
 import msgspec
 import pytest
 from api_fakes import ENGINE_STATS, MODEL, FakeFront
@@ -103,6 +106,28 @@ def test_rungs_and_actions_have_their_names() -> None:
         "shrink": 13,
         "grow": 14,
     }
+
+
+def test_the_allocator_tells_its_figures_and_the_last_minute_its_extremes() -> None:
+    all_told = told(FULL)
+    figures = {
+        memory.ALLOCATOR_ALLOCATED: 4_370,
+        memory.ALLOCATOR_RESERVED: 4_870,
+        memory.ALLOCATOR_INACTIVE: 40,
+        memory.ALLOCATOR_RETRIES: 3,
+        memory.ALLOCATOR_OOMS: 2,
+        memory.HEADROOM_LOW: 200,
+        memory.DEMAND_HIGH: 950,
+    }
+    assert {metric: all_told[(metric.name, ())] for metric in figures} == figures
+
+
+def test_the_last_oom_is_0_until_there_was_one() -> None:
+    oom_time = datetime(2026, 1, 2, tzinfo=UTC)
+    stats = front_stats(None)
+    for time, seconds in ((None, 0), (oom_time, oom_time.timestamp())):
+        at = {r.metric: r.value for r in readings(replace(stats, last_oom_time=time), None, NOW)}
+        assert at[memory.LAST_OOM] == seconds
 
 
 def test_a_look_at_memory_is_dated_in_unix_time() -> None:
