@@ -31,6 +31,7 @@ _COMMANDS = {
     "tokenize": "show the tokens of a text",
     "model": "show what a running server serves, with its limits",
     "stats": "show counters and KV cache use of a running server",
+    "smi": "watch memory, KV cache and load of running servers, as nvidia-smi does GPUs",
     "memory": "grow or shrink the KV cache of a running server",
     "drill": "run a server out of memory on purpose, and see whether anybody notices",
     "fault": "make things go wrong on purpose in a running server",

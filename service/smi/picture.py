@@ -1,0 +1,265 @@
+"""Views as rich draws them: a frame for each server, in the manner of nvidia-smi.
+
+All is ASCII, and what colours say is said in words or letters too: it reads the same in a pipe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.panel import Panel
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from service.smi import words
+from service.smi.shapes import Bar, Flow, Part
+from service.smi.view import CountView, GpuView, KvView, MemoryView, ServerView, SilentView
+
+_LEVELS = {
+    1: ("NORMAL", "black on green"),
+    2: ("ELEVATED", "black on yellow"),
+    3: ("HIGH", "white on dark_orange3"),
+    4: ("CRITICAL", "bold white on red"),
+}
+_STATES = {"ready": "green", "starting": "yellow", "restarting": "red", "failed": "bold red"}
+# Letter and background of each part of a bar.
+_OWNERS = {
+    "weights": ("W", "black on cyan"),
+    "kv_pool": ("K", "black on green"),
+    "activations": ("A", "black on yellow"),
+    "graphs": ("G", "white on blue"),
+    "context": ("C", "white on magenta"),
+    "others": ("O", "white on red"),
+    "free": (".", "dim"),
+}
+_BLOCK_STATES = {
+    "active": ("A", "black on green"),
+    "reserved": ("R", "black on yellow"),
+    "kept": ("K", "white on magenta"),
+    "cached": ("c", "black on cyan"),
+    "free": (".", "dim"),
+}
+_STRANGE = ("?", "white on bright_black")  # of a newer server
+_SOON_SECONDS, _NEAR_SECONDS = 60.0, 300.0
+_THIN_HEADROOM = 1.25  # times the demand
+
+
+def picture(
+    servers: Sequence[ServerView | SilentView], at: datetime, version: str
+) -> RenderableType:
+    """All of a look; `at`: when it was, `version`: of this program."""
+    silent = sum(isinstance(each, SilentView) for each in servers)
+    noun = "server" if len(servers) == 1 else "servers"
+    told = f"{len(servers)} {noun}" + (f", {silent} silent" if silent else "")
+    head = _sides(Text(f"plimsoll smi {version}", "bold"), Text(f"{told}  {at:%Y-%m-%d %H:%M:%S}"))
+    return Group(
+        _frame(head),
+        *(_silent(each) if isinstance(each, SilentView) else _server(each) for each in servers),
+    )
+
+
+def _frame(*parts: RenderableType) -> Panel:
+    return Panel(Group(*parts), box=box.ASCII, padding=0)
+
+
+def _sides(left: Text, right: Text) -> Table:
+    grid = Table.grid(expand=True, padding=(0, 1), pad_edge=True)
+    grid.add_column(ratio=1, overflow="fold", min_width=16)
+    grid.add_column(justify="right", overflow="fold")
+    grid.add_row(left, right)
+    return grid
+
+
+def _silent(server: SilentView) -> Panel:
+    return _frame(
+        _sides(Text(server.address, "bold"), Text("NO ANSWER", "bold white on red")),
+        _rows((("", Text(server.error)),)),
+    )
+
+
+def _server(server: ServerView) -> Panel:
+    return _frame(
+        _head(server),
+        Rule(characters="=", style=""),
+        _gpus(server.gpus) if server.gpus else _device(server.memory),
+        Rule(characters="-", style=""),
+        _rows((*_memory(server.memory), *_kv(server.kv))),
+        Rule(characters="-", style=""),
+        _rows((*_load(server), *_counts(server.counts), _governor(server))),
+    )
+
+
+def _head(server: ServerView) -> Table:
+    name, style = _LEVELS.get(server.pressure_level or 0, (f"{server.pressure_level}", ""))
+    level = Text("pressure unknown") if server.pressure_level is None else Text(f" {name} ", style)
+    state = server.state or "state unknown"
+    left = Text.assemble((server.address, "bold"), "  ", server.model or "no model")
+    left.append(f"  version {server.version or 'unknown'}")
+    how = [server.device or "no device yet"]
+    how += [f"weights {server.weights_dtype}"] if server.weights_dtype else []
+    how += [f"KV {server.kv_dtype}"] if server.kv_dtype else []
+    how += [f"attention {server.attention_backend}"] if server.attention_backend else []
+    right = Text.assemble(
+        (state, _STATES.get(state, "")), f", up {words.duration(server.up_seconds)}"
+    )
+    grid = _sides(left, level)
+    grid.add_row(Text(", ".join(how)), right)
+    return grid
+
+
+def _gpus(gpus: Sequence[GpuView]) -> Table:
+    table = Table(
+        *("GPU", "used / capacity", "free", "reserved", "this server", "util"),
+        box=None,
+        expand=True,
+        padding=(0, 1, 0, 0),
+    )
+    for column in table.columns:
+        column.justify, column.overflow = "right", "fold"
+    for each in gpus:
+        table.add_row(
+            each.gpu,
+            f"{words.size(each.used_bytes)} / {words.size(each.capacity_bytes)}",
+            words.size(each.free_bytes),
+            words.size(each.reserved_bytes),
+            "not told" if each.process_bytes is None else words.size(each.process_bytes),
+            words.share(each.utilization_ratio),
+        )
+    return table
+
+
+def _device(memory: MemoryView) -> Table:
+    if memory.capacity_bytes is None or memory.free_bytes is None:
+        return _rows((("device", Text("memory not told yet")),))
+    used = words.size(memory.capacity_bytes - memory.free_bytes)
+    return _rows(
+        (("device", Text(f"{used} / {words.size(memory.capacity_bytes)}, as the server sees it")),)
+    )
+
+
+def _rows(rows: Sequence[tuple[str, RenderableType]]) -> Table:
+    grid = Table.grid(expand=True, padding=(0, 1), pad_edge=True)
+    grid.add_column(width=9, overflow="fold", style="bold")
+    grid.add_column(ratio=1, overflow="fold")
+    for label, content in rows:
+        grid.add_row(label, content)
+    return grid
+
+
+def _bar(amounts: dict[str, float], known: dict[str, tuple[str, str]]) -> Bar:
+    return Bar([Part(*known.get(name, _STRANGE), amount) for name, amount in amounts.items()])
+
+
+def _legend(shown: dict[str, str], known: dict[str, tuple[str, str]]) -> Flow:
+    return Flow(
+        [
+            Text.assemble(known.get(name, _STRANGE), f" {name} {amount}")
+            for name, amount in shown.items()
+        ]
+    )
+
+
+def _memory(memory: MemoryView) -> list[tuple[str, RenderableType]]:
+    amounts = dict(memory.owned_bytes)
+    if memory.free_bytes is not None:
+        amounts["free"] = memory.free_bytes
+    rows: list[tuple[str, RenderableType]] = []
+    if amounts:
+        sizes = {name: words.size(amount) for name, amount in amounts.items() if amount > 0}
+        rows.append(("memory", _bar(amounts, _OWNERS)))
+        rows.append(("", _legend(sizes, _OWNERS)))
+    headroom, demand = memory.headroom_bytes, memory.demand_bytes
+    text = Text(f"{words.size(headroom)}, next step takes {words.size(demand)}")
+    if headroom is not None and demand is not None:
+        if demand > headroom:
+            text = Text.assemble((f"{text} - OUT OF MEMORY NEXT", "bold red"))
+        elif demand * _THIN_HEADROOM > headroom:
+            text = Text.assemble((f"{text} - thin", "yellow"))
+    low, high = words.size(memory.headroom_low_bytes), words.size(memory.demand_high_bytes)
+    text.append(f"; in 60 s least {low}, most {high}")
+    rows.append(("headroom", text))
+    rows.append(("", Text.assemble("device exhausted ", _exhaustion(memory.exhaustion_seconds))))
+    if memory.is_stale:
+        rows.append(("", Text("STALE: memory was not looked at since the last look", "bold red")))
+    return rows
+
+
+def _exhaustion(seconds: float | None) -> tuple[str, str]:
+    if seconds is None or seconds >= _NEAR_SECONDS:
+        return words.exhaustion(seconds), ""
+    return words.exhaustion(seconds), "bold red" if seconds < _SOON_SECONDS else "yellow"
+
+
+def _kv(kv: KvView) -> list[tuple[str, RenderableType]]:
+    if not kv.blocks:
+        return [("KV", Text("blocks not told yet"))]
+    order = {state: kv.blocks[state] for state in _BLOCK_STATES if state in kv.blocks}
+    amounts = order | kv.blocks
+    counts = {state: words.count(number) for state, number in amounts.items() if number > 0}
+    text = Text(f"{words.share(kv.used_ratio)} of {words.count(kv.capacity_blocks)} blocks used")
+    if kv.block_bytes is not None:
+        text.append(f", {words.size(kv.block_bytes)} each")
+    text.append_text(Text.assemble("; exhausted ", _exhaustion(kv.exhaustion_seconds)))
+    return [
+        ("KV", _bar(amounts, _BLOCK_STATES)),
+        ("", _legend(counts, _BLOCK_STATES)),
+        ("", text),
+    ]
+
+
+def _load(server: ServerView) -> list[tuple[str, RenderableType]]:
+    load = server.load
+    tokens = load.recent_tokens_per_second
+    slow = "" if not load.slow_readers else "bold yellow"
+    requests = Text.assemble(
+        f"{words.count(load.running_requests)} running, "
+        f"{words.count(load.waiting_requests)} waiting, ",
+        (f"{words.count(load.slow_readers)} slow readers", slow),
+        f"; {words.UNKNOWN if tokens is None else f'{tokens:.1f}'} tokens/s",
+    )
+    first = (load.recent_first_token_p50_seconds, load.recent_first_token_p99_seconds)
+    gap = (load.recent_token_gap_p50_seconds, load.recent_token_gap_p99_seconds)
+    speed = Text(
+        f"TTFT p50 {words.latency(first[0])} p99 {words.latency(first[1])}, "
+        f"ITL p50 {words.latency(gap[0])} p99 {words.latency(gap[1])}"
+    )
+    prefix = Text(
+        f"prefix hits {words.share(load.recent_prefix_hit_ratio)}"
+        f" ({words.share(load.prefix_hit_ratio)} since start); "
+        f"figures of the last {words.duration(load.window_seconds)}"
+    )
+    return [("requests", requests), ("latency", speed), ("", prefix)]
+
+
+def _counts(counts: dict[str, CountView]) -> list[tuple[str, RenderableType]]:
+    return [("events", Flow([_count(name, each) for name, each in counts.items()]))]
+
+
+def _count(name: str, count: CountView) -> Text:
+    text = Text(name.replace("_", " "))
+    if count.since_last_look is not None:
+        style = "bold red" if count.since_last_look else ""
+        text.append(f" +{words.count(count.since_last_look)} of", style)
+    text.append(f" {words.count(count.total)}")
+    kinds = [f"{kind} {words.count(number)}" for kind, number in count.by_kind.items() if number]
+    return text.append(f" ({', '.join(kinds)})") if kinds else text
+
+
+def _governor(server: ServerView) -> tuple[str, RenderableType]:
+    governor = server.governor
+    admissions = {True: "open", False: "CLOSED", None: "unknown"}[governor.admissions_open]
+    style = "bold red" if governor.admissions_open is False else ""
+    return (
+        "governor",
+        Text.assemble(
+            f"step of {words.count(governor.step_budget_tokens)} tokens, "
+            f"{words.count(governor.prefill_budget_tokens)} for prompts; admissions ",
+            (admissions, style),
+            f"; pool {words.count(governor.pool_goal_blocks)}"
+            f" of {words.count(governor.pool_ceiling_blocks)} blocks",
+        ),
+    )
