@@ -1,4 +1,4 @@
-"""A dashboard of sections, with all that ours have in common."""
+"""A dashboard of sections, with all that ours have in quantities."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.boards import common, uids
+from dashboards.boards import quantities, uids
 from dashboards.boards.annotations import usual_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import Limits, Note, Paint, PanelBuilder, Unit, events, lines
@@ -62,14 +62,14 @@ def _pool() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Pool in use",
-            Query(common.kv_usage(), "{{pod}}"),
+            Query(quantities.kv_usage(), "{{pod}}"),
             unit=Unit.SHARE,
             note=Note(
                 "Share of each pool that nobody else can have.",
                 "Above 90 % for minutes: add replicas, shorten contexts, or raise the memory "
                 "utilization if VRAM to OOM shows headroom.",
             ),
-            limits=common.FULL_POOL,
+            limits=quantities.FULL_POOL,
             full=1,
         ),
         lines(
@@ -110,14 +110,14 @@ def _pool() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Pool runs out in",
-            Query(common.drawn_time_left(memory.KV_EXHAUSTION), "{{pod}}"),
+            Query(quantities.drawn_time_left(memory.KV_EXHAUSTION), "{{pod}}"),
             unit=Unit.SECONDS,
             note=Note(
                 "Forecast of the engine until no block is free. An hour or more lies at the top.",
                 "Below a minute preemptions come next; below 5 minutes there is time to add a "
                 "replica.",
             ),
-            limits=common.TIME_LEFT_SECONDS,
+            limits=quantities.TIME_LEFT_SECONDS,
         ),
         lines(
             "Waste in held blocks",
@@ -153,7 +153,7 @@ def _shortage() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Swapped bytes",
-            Query(common.per_second(SWAP_BYTES, "direction"), "{{direction}}"),
+            Query(quantities.per_second(SWAP_BYTES, "direction"), "{{direction}}"),
             unit=Unit.BYTES_PER_SECOND,
             note=Note(
                 "Bytes a second that preempted sequences take out to the host and in again.",
@@ -162,8 +162,8 @@ def _shortage() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Tokens computed again",
-            Query(common.per_second(requests.RECOMPUTED_TOKENS), "after preemption or death"),
-            Query(common.per_second(REGRETTED_TOKENS), "regretted eviction"),
+            Query(quantities.per_second(requests.RECOMPUTED_TOKENS), "after preemption or death"),
+            Query(quantities.per_second(REGRETTED_TOKENS), "regretted eviction"),
             unit=Unit.TOKENS_PER_SECOND,
             note=Note(
                 "Work done twice: tokens of preempted or resubmitted sequences, and prefixes "
@@ -174,7 +174,7 @@ def _shortage() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Evicted blocks",
-            Query(common.per_second(cache.EVICTED), "evicted"),
+            Query(quantities.per_second(cache.EVICTED), "evicted"),
             unit=Unit.COUNT,
             note=Note(
                 "Cached blocks a second that were given to somebody else. Normal in a full pool.",
@@ -187,7 +187,7 @@ def _shortage() -> tuple[PanelBuilder, ...]:
 
 def _prefixes() -> tuple[PanelBuilder, ...]:
     hits, lookups = (
-        common.per_second(metric) for metric in (cache.HIT_TOKENS, cache.LOOKUP_TOKENS)
+        quantities.per_second(metric) for metric in (cache.HIT_TOKENS, cache.LOOKUP_TOKENS)
     )
     return (
         lines(
@@ -214,7 +214,7 @@ def _prefixes() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Misses by reason",
-            Query(common.per_second(MISSES, "reason"), "{{reason}}"),
+            Query(quantities.per_second(MISSES, "reason"), "{{reason}}"),
             unit=Unit.COUNT,
             note=Note(
                 "Look-ups a second that ended before the prompt did, by why.",
@@ -251,10 +251,10 @@ def _tiers() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Tier traffic",
-            Query(common.per_second(cache.TIER_SPILLED), "spilled"),
-            Query(common.per_second(cache.TIER_LOADED), "loaded"),
-            Query(common.per_second(cache.TIER_LOST), "lost, host was full"),
-            Query(common.per_second(cache.TIER_DROPPED), "not taken by disk or remote"),
+            Query(quantities.per_second(cache.TIER_SPILLED), "spilled"),
+            Query(quantities.per_second(cache.TIER_LOADED), "loaded"),
+            Query(quantities.per_second(cache.TIER_LOST), "lost, host was full"),
+            Query(quantities.per_second(cache.TIER_DROPPED), "not taken by disk or remote"),
             unit=Unit.COUNT,
             note=Note(
                 "Blocks a second that leave the pool for the host, come back, or are lost.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.boards import common, uids
+from dashboards.boards import uids
 from dashboards.boards.annotations import usual_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import Limits, Note, PanelBuilder, Unit, distribution, lines, value
@@ -83,7 +83,7 @@ def _kept(title: str, metric: Metric, goal_seconds: float) -> PanelBuilder:
 
 
 def _quantiles(title: str, metric: Metric, means: str, act: str) -> tuple[PanelBuilder, ...]:
-    curves = [Query(expr, name) for name, expr in common.latency(metric)]
+    curves = [Query(quantile(q, metric), f"p{100 * q:.0f}") for q in (0.5, 0.95, 0.99)]
     return (
         lines(
             title,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.boards import common, states, uids
+from dashboards.boards import quantities, states, uids
 from dashboards.boards.annotations import all_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import (
@@ -24,6 +24,7 @@ from dashboards.boards.queries import (
     gauge,
     highest,
     increase,
+    rate,
     share_or_zero,
     total,
 )
@@ -122,7 +123,7 @@ def _causes() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "Waiting requests by replica",
-            Query(common.waiting(), "{{pod}}"),
+            Query(quantities.waiting(), "{{pod}}"),
             Query(f"{queued} / {ready}", "mean of ready ones"),
             unit=Unit.COUNT,
             note=Note(
@@ -155,7 +156,7 @@ def _causes() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Requests refused by replica",
-            Query(total(common.refusals(), POD), "{{pod}}"),
+            Query(total(rate(requests.REFUSED), POD), "{{pod}}"),
             Query(_refused_share(), "share of all"),
             unit=Unit.REQUESTS_PER_SECOND,
             note=Note(
@@ -169,8 +170,8 @@ def _causes() -> tuple[PanelBuilder, ...]:
 
 
 def _refused_share() -> str:
-    refused = common.per_second(requests.REFUSED)
-    return share_or_zero(refused, f"({refused} + {common.per_second(requests.ADMITTED)})")
+    refused = quantities.per_second(requests.REFUSED)
+    return share_or_zero(refused, f"({refused} + {quantities.per_second(requests.ADMITTED)})")
 
 
 def _actions() -> tuple[PanelBuilder, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.boards import common, states, uids
+from dashboards.boards import quantities, states, uids
 from dashboards.boards.annotations import usual_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import (
@@ -50,7 +50,7 @@ def build() -> Board:
 
 
 def _now() -> tuple[PanelBuilder, ...]:
-    failed = total(rate(requests.FINISHED, outcome=common.FAILURES))
+    failed = total(rate(requests.FINISHED, outcome=quantities.FAILURES))
     every = total(rate(requests.FINISHED))
     return (
         value(
@@ -98,25 +98,25 @@ def _now() -> tuple[PanelBuilder, ...]:
         ),
         value(
             "KV pool in use",
-            Query(highest(common.kv_usage()), "in use"),
+            Query(highest(quantities.kv_usage()), "in use"),
             unit=Unit.SHARE,
             note=Note(
                 "Blocks of the fullest pool that nobody else can have. Full means preemption, "
                 "not an out-of-memory error.",
                 "Above 90 %: see KV cache for preemptions; add replicas or raise the utilization.",
             ),
-            limits=common.FULL_POOL,
+            limits=quantities.FULL_POOL,
         ),
         value(
             "Memory runs out in",
-            Query(lowest(common.time_left()), "time left"),
+            Query(lowest(quantities.time_left()), "time left"),
             unit=Unit.SECONDS,
             note=Note(
                 "Forecast of the server that comes first to the end of its KV pool or device.",
                 "Below 5 minutes: VRAM to OOM tells which of the two, and how it grows.",
             ),
-            limits=common.TIME_LEFT_SECONDS,
-            names=common.TIME_LEFT_NAMES,
+            limits=quantities.TIME_LEFT_SECONDS,
+            names=quantities.TIME_LEFT_NAMES,
         ),
         value(
             "Waiting requests",
@@ -129,7 +129,7 @@ def _now() -> tuple[PanelBuilder, ...]:
         ),
         value(
             "Output",
-            Query(common.per_second(requests.OUTPUT_TOKENS), "output"),
+            Query(quantities.per_second(requests.OUTPUT_TOKENS), "output"),
             unit=Unit.TOKENS_PER_SECOND,
             note=Note(
                 "Tokens a second for clients, of all servers.",
@@ -143,7 +143,7 @@ def _traffic() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "Requests that end",
-            Query(common.per_second(requests.FINISHED, "outcome"), "{{outcome}}"),
+            Query(quantities.per_second(requests.FINISHED, "outcome"), "{{outcome}}"),
             unit=Unit.REQUESTS_PER_SECOND,
             note=Note(
                 "Requests a second that end, by how. Of a healthy server all are completed, but "
@@ -155,7 +155,7 @@ def _traffic() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Requests refused",
-            Query(common.per_second(requests.REFUSED, "reason"), "{{reason}}"),
+            Query(quantities.per_second(requests.REFUSED, "reason"), "{{reason}}"),
             unit=Unit.REQUESTS_PER_SECOND,
             note=Note(
                 "Valid requests a second that were turned away at once, by reason.",
@@ -166,9 +166,9 @@ def _traffic() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Tokens",
-            Query(common.per_second(requests.PROMPT_TOKENS), "prompt"),
-            Query(common.per_second(requests.OUTPUT_TOKENS), "output"),
-            Query(common.per_second(requests.RECOMPUTED_TOKENS), "computed again"),
+            Query(quantities.per_second(requests.PROMPT_TOKENS), "prompt"),
+            Query(quantities.per_second(requests.OUTPUT_TOKENS), "output"),
+            Query(quantities.per_second(requests.RECOMPUTED_TOKENS), "computed again"),
             unit=Unit.TOKENS_PER_SECOND,
             note=Note(
                 "Tokens a second: of prompts, for clients, and computed once more after "
@@ -194,24 +194,24 @@ def _memory() -> tuple[PanelBuilder, ...]:
     return (
         bars(
             "Headroom",
-            Query(common.headroom(), "{{pod}}"),
+            Query(quantities.headroom(), "{{pod}}"),
             unit=Unit.SHARE,
             note=Note(
                 "Share of the device's memory that a step can still get, by server.",
                 "Red is near an out-of-memory error: open VRAM to OOM for that server.",
             ),
-            limits=common.LITTLE_LEFT,
+            limits=quantities.LITTLE_LEFT,
             full=1,
         ),
         bars(
             "KV pools",
-            Query(common.kv_usage(), "{{pod}}"),
+            Query(quantities.kv_usage(), "{{pod}}"),
             unit=Unit.SHARE,
             note=Note(
                 "Share of each server's KV pool that nobody else can have.",
                 "One full pool among empty ones: requests are not spread. All full: add replicas.",
             ),
-            limits=common.FULL_POOL,
+            limits=quantities.FULL_POOL,
             full=1,
         ),
         timeline(
@@ -259,9 +259,9 @@ def _servers() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Lost evidence",
-            Query(common.per_second(SPANS, "result"), "spans {{result}}"),
-            Query(common.per_second(LOGS_SUPPRESSED), "log records suppressed"),
-            Query(common.per_second(server.FLIGHT_LOST), "flight records lost"),
+            Query(quantities.per_second(SPANS, "result"), "spans {{result}}"),
+            Query(quantities.per_second(LOGS_SUPPRESSED), "log records suppressed"),
+            Query(quantities.per_second(server.FLIGHT_LOST), "flight records lost"),
             unit=Unit.COUNT,
             note=Note(
                 "A second: spans of traces that were sent, and what of traces, logs and flight "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.boards import common, uids
+from dashboards.boards import quantities, uids
 from dashboards.boards.annotations import usual_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import Limits, Note, PanelBuilder, Unit, lines
@@ -32,7 +32,7 @@ def build() -> Board:
 
 
 def _rate(metric: Metric) -> str:
-    return common.per_second(metric, *_TENANT)
+    return quantities.per_second(metric, *_TENANT)
 
 
 def _traffic() -> tuple[PanelBuilder, ...]:

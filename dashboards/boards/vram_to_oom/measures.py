@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.boards import common
+from dashboards.boards import quantities
 from dashboards.boards.panels import (
     Limits,
     Note,
@@ -20,6 +20,7 @@ from dashboards.boards.queries import (
     increase,
     lowest,
     quantile,
+    rate,
     total,
 )
 from service.telemetry.catalog import cache, memory, requests, server
@@ -89,8 +90,8 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Refused and waiting",
-            Query(total(common.refusals(), ("reason",)), "refused a second: {{reason}}"),
-            Query(common.waiting(), "{{pod}} waiting"),
+            Query(total(rate(requests.REFUSED), ("reason",)), "refused a second: {{reason}}"),
+            Query(quantities.waiting(), "{{pod}} waiting"),
             unit=Unit.COUNT,
             note=Note(
                 "Requests that were turned away, a second, and those that wait for a batch.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.boards import common
+from dashboards.boards import quantities
 from dashboards.boards.panels import (
     Limits,
     Note,
@@ -54,8 +54,8 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Predicted time to the end",
-            Query(common.drawn_time_left(memory.DEVICE_EXHAUSTION), "{{pod}} device"),
-            Query(common.drawn_time_left(memory.KV_EXHAUSTION), "{{pod}} KV pool"),
+            Query(quantities.drawn_time_left(memory.DEVICE_EXHAUSTION), "{{pod}} device"),
+            Query(quantities.drawn_time_left(memory.KV_EXHAUSTION), "{{pod}} KV pool"),
             unit=Unit.SECONDS,
             note=Note(
                 "Forecast from the slope of the last seconds, made in the engine. An hour or more "
@@ -63,7 +63,7 @@ def panels() -> tuple[PanelBuilder, ...]:
                 "A device line that falls straight is a leak or a ramp of traffic: see the "
                 "ledger. A KV line alone means preemptions.",
             ),
-            limits=common.TIME_LEFT_SECONDS,
+            limits=quantities.TIME_LEFT_SECONDS,
         ),
         lines(
             "Headroom in 30 minutes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dashboards.boards import common, states
+from dashboards.boards import quantities, states
 from dashboards.boards.panels import (
     Limits,
     Note,
@@ -55,8 +55,8 @@ def panels() -> tuple[PanelBuilder, ...]:
                 "Forecast of the engine, ten times a second, until a step finds no device memory.",
                 "Below a minute: send the server no more, or lower its memory utilization.",
             ),
-            limits=common.TIME_LEFT_SECONDS,
-            names=common.TIME_LEFT_NAMES,
+            limits=quantities.TIME_LEFT_SECONDS,
+            names=quantities.TIME_LEFT_NAMES,
             width=6,
         ),
         value(
@@ -68,8 +68,8 @@ def panels() -> tuple[PanelBuilder, ...]:
                 "out-of-memory error.",
                 "See KV cache.",
             ),
-            limits=common.TIME_LEFT_SECONDS,
-            names=common.TIME_LEFT_NAMES,
+            limits=quantities.TIME_LEFT_SECONDS,
+            names=quantities.TIME_LEFT_NAMES,
             width=6,
         ),
         value(

@@ -9,7 +9,6 @@ from dashboards.boards.queries import (
     highest,
     least_of,
     lowest,
-    quantile,
     rate,
     share,
     total,
@@ -61,16 +60,3 @@ def waiting() -> str:
 def per_second(metric: Metric, *by: str) -> str:
     """Growth of a counter per second over all pods."""
     return total(rate(metric), by)
-
-
-def latency(metric: Metric) -> tuple[tuple[str, str], ...]:
-    """Quantiles of a histogram over all pods: name and expression."""
-    return tuple((name, quantile(q, metric)) for name, q in _QUANTILES)
-
-
-_QUANTILES = (("p50", 0.5), ("p95", 0.95), ("p99", 0.99))
-
-
-def refusals() -> str:
-    """Requests a second that were turned away at once, by pod and reason."""
-    return rate(requests.REFUSED)
