@@ -1,0 +1,190 @@
+"""What `plimsoll smi` works out: bars, quantiles between two looks, counters that began anew."""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+from datetime import UTC, datetime
+from itertools import accumulate, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service.smi.bar import segment_widths
+from service.smi.buckets import Buckets, increase
+from service.smi.document import document
+from service.smi.look import Look, view
+from service.smi.page import Page, PageError
+from service.telemetry.catalog import Metric, cache, gpu, memory, requests, server
+
+BOUNDS = (0.1, 0.5, 1.0, 10.0, math.inf)
+AMOUNTS = st.lists(st.one_of(st.just(0), st.integers(1, 2**48)), min_size=1, max_size=9)
+
+
+def line(metric: Metric, value: float, suffix: str = "", **labels: object) -> str:
+    told = ",".join(f'{name}="{each}"' for name, each in {"model": "m", **labels}.items())
+    return f"{metric.name}{suffix}{{{told}}} {value}\n"
+
+
+def look(text: str, at_seconds: float = 0.0) -> Look:
+    return Look(Page.parse(text), 1000.0 + at_seconds, at_seconds)
+
+
+def observed(values: list[float]) -> Buckets:
+    places = [bisect.bisect_left(BOUNDS, value) for value in values]
+    counts = accumulate(float(places.count(index)) for index in range(len(BOUNDS)))
+    return Buckets(BOUNDS, tuple(counts))
+
+
+@given(AMOUNTS, st.integers(0, 200))
+def test_a_bar_is_full_and_hides_nobody(amounts: list[int], width: int) -> None:
+    widths = segment_widths(amounts, width)
+    assert sum(widths) == (width if any(amounts) else 0)
+    present = [columns for amount, columns in zip(amounts, widths, strict=True) if amount]
+    assert sum(1 for columns in present if columns) == min(width, len(present))
+    assert not any(columns for amount, columns in zip(amounts, widths, strict=True) if not amount)
+
+
+@given(AMOUNTS, st.integers(20, 200))
+def test_a_larger_part_is_never_narrower(amounts: list[int], width: int) -> None:
+    pairs = sorted(zip(amounts, segment_widths(amounts, width), strict=True))
+    for (amount, columns), (other, others_columns) in pairwise(pairs):
+        assert amount == other or columns <= others_columns
+
+
+def test_a_bar_without_small_parts_is_in_proportion() -> None:
+    assert segment_widths([50, 30, 20], 60) == [30, 18, 12]
+    assert segment_widths([2**40, 1, 0], 10) == [9, 1, 0]
+
+
+@given(
+    st.lists(st.floats(0.001, 9.9), max_size=50),
+    st.lists(st.floats(0.001, 9.9), min_size=1, max_size=50),
+    st.sampled_from([0.01, 0.5, 0.9, 0.99, 1.0]),
+)
+def test_a_quantile_is_in_the_bucket_of_the_one_of_that_rank(
+    before: list[float], later: list[float], share: float
+) -> None:
+    quantile = observed(before + later).since(observed(before)).quantile(share)
+    exact = sorted(later)[max(0, math.ceil(share * len(later)) - 1)]
+    place = bisect.bisect_left(BOUNDS, exact)
+    assert quantile is not None
+    low = BOUNDS[place - 1] if place else 0.0
+    assert low <= quantile <= BOUNDS[place] * (1 + 1e-9)
+
+
+def test_quantiles_are_those_of_prometheus() -> None:
+    # histogram_quantile over 4 observations up to 0.1, 4 from there to 0.5 and 2 beyond 10.
+    buckets = Buckets(BOUNDS, (4.0, 8.0, 8.0, 8.0, 10.0))
+    assert buckets.quantile(0.2) == pytest.approx(0.05)
+    assert buckets.quantile(0.6) == pytest.approx(0.3)
+    assert buckets.quantile(0.99) == 10.0
+    assert Buckets(BOUNDS, (0.0,) * 5).quantile(0.5) is None
+
+
+def test_a_histogram_that_began_anew_is_taken_whole() -> None:
+    now = observed([0.2, 0.2, 0.7])
+    assert now.since(None) == now
+    assert now.since(observed([0.2] * 9)) == now
+    assert now.since(observed([5.0])) == now  # it fell in one bucket only
+    assert now.since(observed([0.2])).counts == (0.0, 1.0, 2.0, 2.0, 2.0)
+    assert now.since(Buckets((1.0, math.inf), (0.0, 0.0))) == now
+
+
+def test_a_counter_that_fell_began_at_0() -> None:
+    assert increase(7, None) == 7
+    assert increase(7, 5) == 2
+    assert increase(3, 5) == 3
+
+
+def test_counts_are_since_the_last_look_and_in_all() -> None:
+    def page(recomputed: int, retries: int) -> str:
+        preempted = line(cache.PREEMPTIONS, recomputed, mode="recompute", reason="oom")
+        return (
+            preempted
+            + line(cache.PREEMPTIONS, 1, mode="trim", reason="kv_full")
+            + line(memory.ALLOCATOR_RETRIES, retries)
+            + line(server.STARTED, 500)
+        )
+
+    first = view("s", look(page(4, 9)), None)
+    assert first.counts["preemptions"].since_last_look is None
+    assert first.counts["preemptions"].total == 5
+    then = view("s", look(page(7, 2), 5), look(page(4, 9)))
+    assert then.counts["preemptions"].since_last_look == 3
+    assert then.counts["allocator_retries"].since_last_look == 2
+    assert sum(then.counts["preemptions"].by_kind.values()) == 8
+
+
+def test_another_server_process_is_looked_at_for_the_first_time() -> None:
+    def page(started: int, tokens: int) -> str:
+        return (
+            line(server.STARTED, started)
+            + line(requests.OUTPUT_TOKENS, tokens)
+            + line(server.RESTARTS, 1)
+        )
+
+    before = look(page(500, 100))
+    same = view("s", look(page(500, 140), 4), before)
+    assert (same.load.window_seconds, same.load.recent_tokens_per_second) == (4, 10)
+    # It has more tokens already than the one before it, which is no reason to subtract.
+    other = view("s", look(page(984, 200), 4), before)
+    assert (other.load.window_seconds, other.load.recent_tokens_per_second) == (20, 10)
+    assert other.counts["engine_restarts"].since_last_look is None
+
+
+def test_memory_that_nobody_looks_at_is_told() -> None:
+    def page(sampled: float) -> str:
+        return line(memory.SAMPLED, sampled) + line(server.STARTED, 1)
+
+    before = look(page(990.0))
+    assert not view("s", before, None).memory.is_stale
+    assert view("s", look(page(990.000004), 2), before).memory.is_stale
+    assert not view("s", look(page(992.0), 2), before).memory.is_stale
+
+
+def test_an_owner_and_a_state_of_a_newer_server_are_shown() -> None:
+    text = line(memory.OWNED, 5, owner="adapters") + line(memory.OWNED, 7, owner="weights")
+    shown = view("s", look(text + line(cache.BLOCKS, 3, state="lent")), None)
+    assert list(shown.memory.owned_bytes.items()) == [("weights", 7), ("adapters", 5)]
+    assert shown.kv.blocks == {"lent": 3}
+
+
+def test_gpus_are_in_order_and_a_process_that_is_not_told_has_no_bytes() -> None:
+    text = "".join(
+        line(gpu.USED, 5, gpu=name)
+        + line(gpu.PROCESS_MEMORY, 3, gpu=name)
+        + line(gpu.PROCESS_MEMORY_KNOWN, name == "2", gpu=name)
+        for name in ("10", "2", "2:1")
+    )
+    gpus = view("s", look(text.replace("True", "1").replace("False", "0")), None).gpus
+    assert [(each.gpu, each.process_bytes) for each in gpus] == [
+        ("2", 3),
+        ("2:1", None),
+        ("10", None),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("<html><body>Not here</body></html>", "not a page of metrics"),
+        ("", "not those of a Plimsoll server"),
+        ("node_load1 0.5\n", "not those of a Plimsoll server"),
+    ],
+)
+def test_other_pages_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(PageError, match=complaint):
+        Page.parse(text)
+
+
+def test_what_is_no_number_is_not_known() -> None:
+    text = (
+        line(memory.HEADROOM, math.nan) + line(memory.DEMAND, math.inf) + line(server.RESTARTS, 0)
+    )
+    shown = view("s", look(text), None)
+    (told,) = json.loads(document([shown], datetime.now(UTC), "1"))["servers"]
+    assert told["memory"]["headroom_bytes"] is None
+    assert told["memory"]["demand_bytes"] is None
