@@ -78,8 +78,8 @@ DEVICE = (
         device_demand_bytes=_always(_GIB),
     ),
     case(
-        *("OthersTakeMemory", True, 60, "a tenth of the device within a minute"),
-        device_memory_owned_bytes=_owned(_ramp(0, 0.7 * _GIB)),
+        *("OthersTakeMemory", True, 60, "7 % of the device within a minute"),
+        device_memory_owned_bytes=_owned(_ramp(0, 0.45 * _GIB)),
         device_memory_capacity_bytes=_always(80 * _GIB),
     ),
     case(
@@ -128,6 +128,11 @@ DEVICE = (
     case(
         *("DeviceExhaustionNear", True, 75, "a climb over 90 s"),
         device_time_to_exhaustion_seconds=_jump(12, 86400, 90),
+        **_ROOM,
+    ),
+    case(
+        *("DeviceExhaustionNear", False, 300, "130 s"),
+        device_time_to_exhaustion_seconds=_always(130),
         **_ROOM,
     ),
     case(
@@ -194,8 +199,8 @@ DEVICE = (
         allocator_retries_total=_jump(6, 0, 1),
     ),
     case(
-        *("AllocatorRetryStorm", True, 90, "one in each 5 s"),
-        allocator_retries_total=_ramp(0, 1),
+        *("AllocatorRetryStorm", True, 90, "seven at once"),
+        allocator_retries_total=_jump(12, 0, 7),
     ),
     case(
         *("AllocatorRetryStorm", False, 90, "four at once"),
@@ -230,6 +235,12 @@ KV = (
         kv_capacity_blocks=_always(1000),
     ),
     case(
+        *("KvExhaustionNear", False, 300, "70 s"),
+        kv_time_to_exhaustion_seconds=_always(70),
+        kv_blocks=_blocks(870),
+        kv_capacity_blocks=_always(1000),
+    ),
+    case(
         *("KvExhaustionNear", False, 600, "40 s, but half of the pool is cached"),
         kv_time_to_exhaustion_seconds=_always(40),
         kv_blocks=_blocks(400),
@@ -252,8 +263,8 @@ KV = (
         kv_capacity_blocks=_always(1000),
     ),
     case(
-        *("PreemptionsFrequent", True, 200, "one for two requests"),
-        preemptions_total=_preemptions("kv_full", 0.5),
+        *("PreemptionsFrequent", True, 200, "one for seven requests"),
+        preemptions_total=_preemptions("kv_full", 0.15),
         requests_finished_total={
             'outcome="completed"': _ramp(0, 1),
             'outcome="cancelled"': _ramp(0, 1),
@@ -265,8 +276,8 @@ KV = (
         requests_finished_total={'outcome="completed"': _always(7)},
     ),
     case(
-        *("PreemptionsFrequent", False, 600, "one for twenty requests"),
-        preemptions_total=_preemptions("kv_full", 0.05),
+        *("PreemptionsFrequent", False, 600, "one for twelve requests"),
+        preemptions_total=_preemptions("kv_full", 0.08),
         requests_finished_total={'outcome="completed"': _ramp(0, 2)},
     ),
     case(
@@ -283,6 +294,12 @@ KV = (
             'direction="out"': _ramp(0, 120e6),
             'direction="in"': _ramp(0, 100e6),
         },
+        kv_capacity_blocks=_always(1000),
+        kv_block_size_bytes=_always(1e6),
+    ),
+    case(
+        *("SwapPingPong", False, 300, "0.7 % of the pool a second, both ways"),
+        swap_bytes_total={'direction="out"': _ramp(0, 35e6), 'direction="in"': _ramp(0, 35e6)},
         kv_capacity_blocks=_always(1000),
         kv_block_size_bytes=_always(1e6),
     ),
@@ -329,8 +346,12 @@ SERVING = (
         requests_admitted_total=_ramp(0, 96),
     ),
     case(
-        *("QueueGrows", True, 240, "by one in 5 s"),
-        live_requests=_live(_always(4), _ramp(10, 1)),
+        *("QueueGrows", True, 240, "by one in 75 s"),
+        live_requests=_live(_always(4), _ramp(10, 0.066)),
+    ),
+    case(
+        *("QueueGrows", False, 300, "by one in two minutes"),
+        live_requests=_live(_always(4), _ramp(10, 0.04)),
     ),
     case(
         *("QueueGrows", False, 600, "long, and stays so"),
@@ -359,8 +380,8 @@ SERVING = (
         event_loop_lag_seconds_bucket=_histogram(_ramp(0, 96), _ramp(0, 100)),
     ),
     case(
-        *("EventLoopLag", False, 600, "all within 0.1 s"),
-        event_loop_lag_seconds_bucket=_histogram(_ramp(0, 100), _ramp(0, 100)),
+        *("EventLoopLag", False, 600, "the 99th of a hundred takes 0.17 s"),
+        event_loop_lag_seconds_bucket=_histogram(_ramp(0, 98.8), _ramp(0, 100)),
     ),
     case(
         *("StreamsReadSlowly", True, 240, "6 of 10"),
@@ -402,8 +423,13 @@ FACTS = (
         oom_rungs_total=_rungs(_jump(12, 0, 3), _always(0)),
     ),
     case(
-        *("RestartAfterOutOfMemory", True, 200, "one minute after"),
-        server_start_timestamp_seconds=_always(160),
+        *("RestartAfterOutOfMemory", True, 500, "four minutes after"),
+        server_start_timestamp_seconds=_always(350),
+        last_oom_timestamp_seconds=_always(100),
+    ),
+    case(
+        *("RestartAfterOutOfMemory", False, 500, "six minutes after"),
+        server_start_timestamp_seconds=_always(460),
         last_oom_timestamp_seconds=_always(100),
     ),
     case(

@@ -11,9 +11,11 @@ from alert_cases import CASES, SCRAPE_SECONDS, Case
 from prometheus_tools import tool
 
 from dashboards.alerts import ALERTS, GENERATED
-from dashboards.alerts.spec import GROUPS
+from dashboards.alerts.spec import EVALUATION_SECONDS, GROUPS
 
 RULES = GENERATED / "prometheus-rules.yaml"
+# Evaluations for which each alert is pending before it fires.
+WAITS = {alert.name: alert.for_seconds // EVALUATION_SECONDS for alert in ALERTS}
 
 
 @pytest.mark.parametrize("fires", [True, False], ids=["firing", "silent"])
@@ -49,7 +51,7 @@ def cases_of(folder: Path, alert: str) -> Path:
     rules.write_text(yaml.safe_dump({"groups": groups}))
     document = {
         "rule_files": [str(rules)],
-        "evaluation_interval": "5s",
+        "evaluation_interval": f"{EVALUATION_SECONDS}s",
         # Without it alerts may be evaluated before what they read is recorded.
         "group_eval_order": ["plimsoll.recordings", *GROUPS],
         "tests": [promtool_test(case) for case in CASES if case.alert == alert],
@@ -61,6 +63,10 @@ def cases_of(folder: Path, alert: str) -> Path:
 
 def promtool_test(case: Case) -> dict[str, object]:
     firing = f'ALERTS{{alertname="{case.alert}",alertstate="firing"}}'
+    asserted = {f"(count({firing}) or vector(0)) > bool 0": int(case.fires)}
+    if case.fires:
+        pending = f'ALERTS{{alertname="{case.alert}",alertstate="pending"}}[2h]'
+        asserted[f"max(count_over_time({pending})) or vector(0)"] = WAITS[case.alert]
     return {
         "name": f"{case.alert} {'fires' if case.fires else 'is silent'}: {case.why}",
         "interval": f"{SCRAPE_SECONDS}s",
@@ -68,11 +74,8 @@ def promtool_test(case: Case) -> dict[str, object]:
             {"series": name, "values": values} for name, values in case.series.items()
         ],
         "promql_expr_test": [
-            {
-                "expr": f"(count({firing}) or vector(0)) > bool 0",
-                "eval_time": f"{case.at_seconds}s",
-                "exp_samples": [{"value": int(case.fires)}],
-            }
+            {"expr": expr, "eval_time": f"{case.at_seconds}s", "exp_samples": [{"value": value}]}
+            for expr, value in asserted.items()
         ],
     }
 
