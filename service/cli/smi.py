@@ -19,7 +19,7 @@ from importlib.metadata import version
 from rich.console import Console
 from rich.live import Live
 
-from service.cli.failure import EXIT_OK, CommandError
+from service.cli.failure import EXIT_OK, EXIT_USAGE, CommandError
 from service.cli.metrics_page import MetricsAddress, UnreadablePageError, metrics_address, read_page
 from service.cli.values import number
 from service.smi.document import document
@@ -142,4 +142,4 @@ def _default_servers() -> list[MetricsAddress]:
     try:
         return [metrics_address(each.strip()) for each in named.split(",")]
     except argparse.ArgumentTypeError as error:
-        raise CommandError(f"{SERVERS_VARIABLE}: {error}") from error
+        raise CommandError(f"{SERVERS_VARIABLE}: {error}", EXIT_USAGE) from error

@@ -173,6 +173,8 @@ def _memory(memory: MemoryView) -> list[tuple[str, RenderableType]]:
         rows.append(("memory", _bar(amounts, _OWNERS)))
         rows.append(("", _legend(sizes, _OWNERS)))
     headroom, demand = memory.headroom_bytes, memory.demand_bytes
+    if headroom is None and demand is None:
+        return [*rows, ("headroom", Text("not told yet"))]
     text = Text(f"{words.size(headroom)}, next step takes {words.size(demand)}")
     if headroom is not None and demand is not None:
         if demand > headroom:
@@ -182,7 +184,7 @@ def _memory(memory: MemoryView) -> list[tuple[str, RenderableType]]:
     low, high = words.size(memory.headroom_low_bytes), words.size(memory.demand_high_bytes)
     text.append(f"; in 60 s least {low}, most {high}")
     rows.append(("headroom", text))
-    rows.append(("", Text.assemble("device exhausted ", _exhaustion(memory.exhaustion_seconds))))
+    rows.append(("", Text.assemble("memory ends: ", _exhaustion(memory.exhaustion_seconds))))
     if memory.is_stale:
         rows.append(("", Text("STALE: memory was not looked at since the last look", "bold red")))
     return rows
@@ -203,7 +205,7 @@ def _kv(kv: KvView) -> list[tuple[str, RenderableType]]:
     text = Text(f"{words.share(kv.used_ratio)} of {words.count(kv.capacity_blocks)} blocks used")
     if kv.block_bytes is not None:
         text.append(f", {words.size(kv.block_bytes)} each")
-    text.append_text(Text.assemble("; exhausted ", _exhaustion(kv.exhaustion_seconds)))
+    text.append_text(Text.assemble("; blocks end: ", _exhaustion(kv.exhaustion_seconds)))
     return [
         ("KV", _bar(amounts, _BLOCK_STATES)),
         ("", _legend(counts, _BLOCK_STATES)),
@@ -236,7 +238,8 @@ def _load(server: ServerView) -> list[tuple[str, RenderableType]]:
 
 
 def _counts(counts: dict[str, CountView]) -> list[tuple[str, RenderableType]]:
-    return [("events", Flow([_count(name, each) for name, each in counts.items()]))]
+    texts = [_count(name, each) for name, each in counts.items()]
+    return [("events", Flow(texts))] if texts else []
 
 
 def _count(name: str, count: CountView) -> Text:

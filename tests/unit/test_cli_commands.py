@@ -25,6 +25,7 @@ COMMANDS = (
     "tokenize",
     "model",
     "stats",
+    "smi",
     "memory",
     "fault",
     "version",
