@@ -189,6 +189,23 @@ def test_two_panels_of_a_title_are_refused() -> None:
         build(panel_of("same", 12), panel_of("same", 12))
 
 
+def test_a_row_may_have_the_title_of_a_panel() -> None:
+    build(panel_of("Row", 24))
+
+
+@each_board
+def test_an_event_is_where_a_count_grows_or_when_its_value_says(uid: str) -> None:
+    events = BOARDS[uid]["annotations"]["list"]
+    assert {"Out of memory", "Engine restarts", "Admin actions"} <= {
+        each["name"] for each in events
+    }
+    for event in events:
+        dated = event["expr"].startswith("1000 * plimsoll_")
+        assert dated == ("_timestamp_seconds{" in event["expr"])
+        assert dated or "(increase(plimsoll_" in event["expr"]
+        assert event["useValueForTime"] is dated
+
+
 def test_writing_replaces_what_is_stale_and_nothing_else(tmp_path) -> None:
     (tmp_path / "old.json").write_text("{}")
     (tmp_path / "a.json").write_text("of yesterday")
