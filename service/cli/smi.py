@@ -2,7 +2,8 @@
 that memory ends.
 
 Reads the pages of metrics, which have a port of their own. Without --once it looks again and
-again until Ctrl-C, which ends it with status 0. A server that does not answer is shown as such."""
+again until Ctrl-C, which ends it with status 0. A server that does not answer is shown as such.
+Where the frames of several are too much for the terminal, each gets a line."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from importlib.metadata import version
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from service.cli.failure import EXIT_OK, EXIT_USAGE, CommandError
@@ -24,6 +25,7 @@ from service.cli.metrics_page import MetricsAddress, UnreadablePageError, metric
 from service.cli.values import number
 from service.smi.document import document
 from service.smi.look import Look, view
+from service.smi.overview import overview
 from service.smi.picture import picture
 from service.smi.view import ServerView, SilentView
 
@@ -125,8 +127,16 @@ def _look_again_and_again(watch: _Watch, interval_seconds: float, *, as_json: bo
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     with Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
-            live.update(picture(watch.look(), datetime.now(), version("plimsoll")), refresh=True)
+            live.update(_fitting(console, watch.look()), refresh=True)
             time.sleep(interval_seconds)
+
+
+def _fitting(console: Console, views: Sequence[ServerView | SilentView]) -> RenderableType:
+    """Frames, or a line for each server where several frames are too much for the terminal."""
+    frames = picture(views, datetime.now(), version("plimsoll"))
+    if len(views) == 1 or len(console.render_lines(frames)) <= console.height:
+        return frames
+    return overview(views)
 
 
 def _print(views: Sequence[ServerView | SilentView], *, as_json: bool) -> None:

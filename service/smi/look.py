@@ -177,8 +177,8 @@ def _quantiles(
 
 def _counts(page: Page, earlier: Page | None) -> dict[str, CountView]:
     kinds: tuple[tuple[str, Metric, str], ...] = (
-        # Its last label: why a sequence lost its blocks says more than how they come back.
-        ("preemptions", cache.PREEMPTIONS, cache.PREEMPTIONS.label_names[-1]),
+        # Why a sequence lost its blocks says more than how they come back.
+        ("preemptions", cache.PREEMPTIONS, "reason"),
         ("oom_rungs", memory.OOM_RUNGS, "rung"),
         ("allocator_retries", memory.ALLOCATOR_RETRIES, ""),
         ("engine_restarts", server.RESTARTS, ""),

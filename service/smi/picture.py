@@ -17,34 +17,17 @@ from rich.text import Text
 
 from service.smi import words
 from service.smi.shapes import Bar, Flow, Part
+from service.smi.styles import (
+    ALARM,
+    BLOCK_STATES,
+    OWNERS,
+    STATES,
+    STRANGE,
+    exhaustion_style,
+    level_text,
+)
 from service.smi.view import CountView, GpuView, KvView, MemoryView, ServerView, SilentView
 
-_LEVELS = {
-    1: ("NORMAL", "black on green"),
-    2: ("ELEVATED", "black on yellow"),
-    3: ("HIGH", "white on dark_orange3"),
-    4: ("CRITICAL", "bold white on red"),
-}
-_STATES = {"ready": "green", "starting": "yellow", "restarting": "red", "failed": "bold red"}
-# Letter and background of each part of a bar.
-_OWNERS = {
-    "weights": ("W", "black on cyan"),
-    "kv_pool": ("K", "black on green"),
-    "activations": ("A", "black on yellow"),
-    "graphs": ("G", "white on blue"),
-    "context": ("C", "white on magenta"),
-    "others": ("O", "white on red"),
-    "free": (".", "dim"),
-}
-_BLOCK_STATES = {
-    "active": ("A", "black on green"),
-    "reserved": ("R", "black on yellow"),
-    "kept": ("K", "white on magenta"),
-    "cached": ("c", "black on cyan"),
-    "free": (".", "dim"),
-}
-_STRANGE = ("?", "white on bright_black")  # of a newer server
-_SOON_SECONDS, _NEAR_SECONDS = 60.0, 300.0
 _THIN_HEADROOM = 1.25  # times the demand
 
 
@@ -76,7 +59,7 @@ def _sides(left: Text, right: Text) -> Table:
 
 def _silent(server: SilentView) -> Panel:
     return _frame(
-        _sides(Text(server.address, "bold"), Text("NO ANSWER", "bold white on red")),
+        _sides(Text(server.address, "bold"), Text("NO ANSWER", ALARM)),
         _rows((("", Text(server.error)),)),
     )
 
@@ -94,8 +77,6 @@ def _server(server: ServerView) -> Panel:
 
 
 def _head(server: ServerView) -> Table:
-    name, style = _LEVELS.get(server.pressure_level or 0, (f"{server.pressure_level}", ""))
-    level = Text("pressure unknown") if server.pressure_level is None else Text(f" {name} ", style)
     state = server.state or "state unknown"
     left = Text.assemble((server.address, "bold"), "  ", server.model or "no model")
     left.append(f"  version {server.version or 'unknown'}")
@@ -104,9 +85,9 @@ def _head(server: ServerView) -> Table:
     how += [f"KV {server.kv_dtype}"] if server.kv_dtype else []
     how += [f"attention {server.attention_backend}"] if server.attention_backend else []
     right = Text.assemble(
-        (state, _STATES.get(state, "")), f", up {words.duration(server.up_seconds)}"
+        (state, STATES.get(state, "")), f", up {words.duration(server.up_seconds)}"
     )
-    grid = _sides(left, level)
+    grid = _sides(left, level_text(server.pressure_level))
     grid.add_row(Text(", ".join(how)), right)
     return grid
 
@@ -151,13 +132,13 @@ def _rows(rows: Sequence[tuple[str, RenderableType]]) -> Table:
 
 
 def _bar(amounts: dict[str, float], known: dict[str, tuple[str, str]]) -> Bar:
-    return Bar([Part(*known.get(name, _STRANGE), amount) for name, amount in amounts.items()])
+    return Bar([Part(*known.get(name, STRANGE), amount) for name, amount in amounts.items()])
 
 
 def _legend(shown: dict[str, str], known: dict[str, tuple[str, str]]) -> Flow:
     return Flow(
         [
-            Text.assemble(known.get(name, _STRANGE), f" {name} {amount}")
+            Text.assemble(known.get(name, STRANGE), f" {name} {amount}")
             for name, amount in shown.items()
         ]
     )
@@ -170,8 +151,8 @@ def _memory(memory: MemoryView) -> list[tuple[str, RenderableType]]:
     rows: list[tuple[str, RenderableType]] = []
     if amounts:
         sizes = {name: words.size(amount) for name, amount in amounts.items() if amount > 0}
-        rows.append(("memory", _bar(amounts, _OWNERS)))
-        rows.append(("", _legend(sizes, _OWNERS)))
+        rows.append(("memory", _bar(amounts, OWNERS)))
+        rows.append(("", _legend(sizes, OWNERS)))
     headroom, demand = memory.headroom_bytes, memory.demand_bytes
     if headroom is None and demand is None:
         return [*rows, ("headroom", Text("not told yet"))]
@@ -191,15 +172,13 @@ def _memory(memory: MemoryView) -> list[tuple[str, RenderableType]]:
 
 
 def _exhaustion(seconds: float | None) -> tuple[str, str]:
-    if seconds is None or seconds >= _NEAR_SECONDS:
-        return words.exhaustion(seconds), ""
-    return words.exhaustion(seconds), "bold red" if seconds < _SOON_SECONDS else "yellow"
+    return words.exhaustion(seconds), exhaustion_style(seconds)
 
 
 def _kv(kv: KvView) -> list[tuple[str, RenderableType]]:
     if not kv.blocks:
         return [("KV", Text("blocks not told yet"))]
-    order = {state: kv.blocks[state] for state in _BLOCK_STATES if state in kv.blocks}
+    order = {state: kv.blocks[state] for state in BLOCK_STATES if state in kv.blocks}
     amounts = order | kv.blocks
     counts = {state: words.count(number) for state, number in amounts.items() if number > 0}
     text = Text(f"{words.share(kv.used_ratio)} of {words.count(kv.capacity_blocks)} blocks used")
@@ -207,8 +186,8 @@ def _kv(kv: KvView) -> list[tuple[str, RenderableType]]:
         text.append(f", {words.size(kv.block_bytes)} each")
     text.append_text(Text.assemble("; blocks end: ", _exhaustion(kv.exhaustion_seconds)))
     return [
-        ("KV", _bar(amounts, _BLOCK_STATES)),
-        ("", _legend(counts, _BLOCK_STATES)),
+        ("KV", _bar(amounts, BLOCK_STATES)),
+        ("", _legend(counts, BLOCK_STATES)),
         ("", text),
     ]
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from service.smi.document import document
 from service.smi.look import Look, view
+from service.smi.overview import overview
 from service.smi.page import Page
 from service.smi.picture import picture
 from service.smi.view import ServerView, SilentView
@@ -58,6 +59,13 @@ def is_as_committed(name: str, text: str) -> bool:
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_picture_is_the_one_that_was_looked_at(width: int) -> None:
     assert is_as_committed(f"picture_{width}.golden", drawn(live(), width))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_the_overview_has_a_line_for_each_server(width: int) -> None:
+    out = io.StringIO()
+    Console(file=out, width=width).print(overview(live()))
+    assert is_as_committed(f"overview_{width}.golden", out.getvalue())
 
 
 def test_the_first_look_is_at_all_since_the_start() -> None:
