@@ -116,6 +116,11 @@ class TestProcesses:
         stub.tell(StubGpu(processes=processes))
         assert driver.process_bytes({os.getpid(), 17}) is None
 
+    def test_a_driver_older_than_the_question_tells_nothing(self, stub: NvmlStub) -> None:
+        driver = first_gpu(stub)
+        stub.tell(StubGpu(processes={"self": GIB}), errors=[(PROCESSES, FUNCTION_NOT_FOUND)])
+        assert driver.process_bytes() is None
+
     def test_a_process_that_has_nothing_has_0(self, stub: NvmlStub) -> None:
         driver = first_gpu(stub)
         stub.tell(StubGpu(processes={"self": 0}))

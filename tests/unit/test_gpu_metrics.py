@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from api_fakes import FakeFront
-from metrics_page import MetricsPage
+from metrics_page import MetricsPage, scrape
 from nvml_stub import COMPILER, GIB, STATE_VARIABLE, NvmlStub, StubGpu
 
 from service.config import ServeSettings
@@ -220,6 +220,20 @@ def test_after_the_end_nobody_asks(stub: NvmlStub, start: Callable[..., GpuSampl
     until(open_already, lambda _view: not threads())
 
 
+async def test_who_does_not_want_it_is_not_looked_at(stub: NvmlStub) -> None:
+    stub.tell(StubGpu())
+    settings = ServeSettings(metrics_port=0, gpu_sample_seconds=0.0)
+    metrics = Metrics(FakeFront(), settings)  # type: ignore[arg-type]
+    await metrics.start()
+    try:
+        assert threads() == []
+        page = await scrape(metrics.address)
+    finally:
+        await metrics.stop()
+    assert page.value(gpu.AVAILABLE) == 0
+    assert page.values(gpu.SAMPLED) == page.values(gpu.CAPACITY) == []
+
+
 class TestReadings:
     """What is told of a view at a moment."""
 
@@ -243,6 +257,14 @@ class TestReadings:
         assert told[gpu.AVAILABLE.name] == 1
         assert told[gpu.FAILURES.name] == 2
         assert told[gpu.SAMPLED.name] == 5_000.0 - age_seconds
+
+    def test_a_driver_that_has_never_answered_is_told_by_its_age(self) -> None:
+        told = self.told(GpuView(answered_seconds=100.0), at_seconds=160.0)
+        assert told == {
+            gpu.AVAILABLE.name: 0,
+            gpu.FAILURES.name: 0,
+            gpu.SAMPLED.name: 5_000.0 - 60.0,
+        }
 
     def test_metrics_with_two_gpus_follow_each_other(self) -> None:
         samples = (self.SAMPLE, GpuSample("1", None, None, 0.5), GpuSample("2", None, 7, None))
