@@ -514,3 +514,32 @@ BLINDNESS = (
 )
 
 CASES = (*DEVICE, *KV, *SERVING, *FACTS, *BLINDNESS)
+
+# Others take memory from 60 s on, and at 150 s a step finds none. The pool gives way from 75 s on,
+# until it can no more.
+CLIMB_END_SECONDS = 150
+CLIMB = case(
+    *("OutOfMemory", True, CLIMB_END_SECONDS, "a climb of 90 s"),
+    device_memory_capacity_bytes=_always(80 * _GIB),
+    device_memory_owned_bytes=_owned(
+        f"0x11 0+{_GIB // 2}x18 {9 * _GIB}x800", f"{10 * _GIB}x14 {10 * _GIB}-{_GIB // 2}x800"
+    ),
+    kv_ceiling_blocks=_always(1000),
+    kv_goal_blocks="1000x14 1000-50x14 300x800",
+    device_time_to_exhaustion_seconds="86400x11 90-5x18 0x800",
+    device_headroom_bytes=f"{2 * _GIB}x26 {_GIB}x800",
+    device_headroom_low_bytes=f"{2 * _GIB}x26 {_GIB}x800",
+    device_demand_bytes=_always(1.5 * _GIB),
+    device_demand_high_bytes=_always(1.5 * _GIB),
+    pressure_level="1x14 2x8 3x3 4x800",
+    oom_rungs_total=_rungs(_jump(CLIMB_END_SECONDS // SCRAPE_SECONDS, 0, 1), _always(0)),
+)
+# Seconds before the end of the climb at which each of these fires by then.
+CLIMB_LEADS = {
+    "PlimsollOthersTakeMemory": 45,
+    "PlimsollPoolBelowCeiling": 45,
+    "PlimsollDeviceExhaustionNear": 45,
+    "PlimsollDeviceExhaustionImminent": 15,
+    "PlimsollHeadroomBelowDemand": 10,
+    "PlimsollPressureCritical": 10,
+}

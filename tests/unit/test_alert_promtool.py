@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from alert_cases import CASES, SCRAPE_SECONDS, Case
+from alert_cases import CASES, CLIMB, CLIMB_END_SECONDS, CLIMB_LEADS, SCRAPE_SECONDS, Case
 from prometheus_tools import tool
 
 from dashboards.alerts import ALERTS, GENERATED
@@ -35,6 +35,54 @@ def test_each_case(tmp_path: Path) -> None:
     paths = [str(cases_of(tmp_path, alert.name)) for alert in ALERTS]
     done = run("promtool", "test", "rules", *paths)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_precursors_fire_before_the_end_of_a_climb(tmp_path: Path) -> None:
+    document = {
+        "rule_files": [str(RULES)],
+        "evaluation_interval": f"{EVALUATION_SECONDS}s",
+        "group_eval_order": ["plimsoll.recordings", *GROUPS],
+        "tests": [
+            {
+                **promtool_test(CLIMB),
+                "promql_expr_test": [
+                    fires_at("PlimsollOutOfMemory", CLIMB_END_SECONDS - SCRAPE_SECONDS, False),
+                    fires_at("PlimsollOutOfMemory", CLIMB_END_SECONDS, True),
+                    *(
+                        fires_at(alert, seconds, fires)
+                        for alert, lead_seconds in CLIMB_LEADS.items()
+                        # And not before others take anything.
+                        for seconds, fires in (
+                            (60, False),
+                            (CLIMB_END_SECONDS - lead_seconds, True),
+                        )
+                    ),
+                ],
+            }
+        ],
+    }
+    path = tmp_path / "climb.test.yaml"
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    done = run("promtool", "test", "rules", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def fires_at(alert: str, seconds: int, fires: bool) -> dict[str, object]:
+    return {
+        "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}}) or vector(0)',
+        "eval_time": f"{seconds}s",
+        "exp_samples": [{"value": int(fires)}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("severity", "receiver"),
+    [("critical", "on-call"), ("warning", "day-team"), ("info", "nobody")],
+)
+def test_an_alert_finds_its_receiver(severity: str, receiver: str) -> None:
+    config = f"--config.file={GENERATED / 'alertmanager-example.yaml'}"
+    done = run("amtool", "config", "routes", "test", config, f"severity={severity}")
+    assert done.stdout.strip() == receiver, done.stderr
 
 
 def test_amtool_takes_the_example() -> None:
