@@ -266,12 +266,15 @@ class CacheManager:
         self._time.note()
         return True
 
-    def preempt(self, sequence_id: int, *, keep_blocks: int = 0, swapped: bool = False) -> None:
+    def preempt(
+        self, sequence_id: int, *, keep_blocks: int = 0, swapped: bool = False
+    ) -> PreemptionMode:
         """Takes the blocks back, to be given to others; the sequence may be admitted again.
 
         With `keep_blocks` only the tail is taken: as many of its leading published blocks are
         expected (see `expect`) until it begins again, and are the last that are let go when
         blocks run out. `swapped` says, for the statistics, that contents are kept elsewhere.
+        Answers what it was: not a trim where nothing could be kept.
         Raises UnknownSequenceError for an id that is not live.
         """
         request = self._live_request(sequence_id)
@@ -284,6 +287,7 @@ class CacheManager:
             mode = PreemptionMode.SWAP
         self._accounting.preempted(request, mode, self._core.computed_tokens(sequence_id))
         self.release(sequence_id)
+        return mode
 
     def forget(self, sequence_id: int) -> None:
         """A waiting or preempted sequence will not begin: nothing is kept for it any more."""

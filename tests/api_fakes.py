@@ -73,6 +73,11 @@ ENGINE_STATS = EngineStats(
     preemptions=5,
     step_seconds=0.02,
     last_step_seconds=1.0,
+    slack_tokens=9,
+    regretted_tokens=6,
+    misses=(5, 4, 3, 2, 1),
+    preemption_counts=(1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 2, 1),
+    tenant_blocks={"interactive": 8, "": 2},
 )
 
 USAGE = Usage(prompt_tokens=5, completion_tokens=3, cached_prompt_tokens=2, recomputed_tokens=1)

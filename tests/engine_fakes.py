@@ -8,6 +8,7 @@ agree with the oracle exactly when every block table, slot, position and cached 
 
 from __future__ import annotations
 
+import collections
 import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvcache import Arena, CacheManager, KVDtype, KVLayout
+from kvcache import PreemptionMode as PlannedMode
 from kvcache.memory import ArenaMemory, BlockMemory
 from kvcache.tiers import Fingerprint
 from kvcache.tiers.offload import Offload
@@ -27,11 +29,13 @@ from service.device.errors import DeviceOutOfMemoryError
 from service.device.owner import Owner
 from service.engine.caching import make_manager
 from service.engine.core import EngineCore
-from service.engine.figures import Incident
+from service.engine.figures import Incident, PreemptionMode, PreemptionReason
 from service.engine.messages import (
     Finished,
     Loading,
     Output,
+    Preempted,
+    Readmitted,
     Resized,
     SamplingParams,
     SequenceSpec,
@@ -265,9 +269,9 @@ class EngineHarness:
         self.incidents.append(incident)
         self.pool_when_told.append(self.manager.usable_blocks)
 
-    def _note_preemption(self, sequence_id: int, **how: Any) -> None:
+    def _note_preemption(self, sequence_id: int, **how: Any) -> PlannedMode:
         self.preemptions.append((len(self.reports), sequence_id))
-        self._preempt(sequence_id, **how)
+        return self._preempt(sequence_id, **how)
 
     def let_steps_last(self, seconds_per_token: float) -> None:
         """Lets time pass while the runner computes, so that the engine measures its speed."""
@@ -346,6 +350,25 @@ class EngineHarness:
             at = [step for step, victim in self.preemptions if victim == sequence_id]
             for first, second in itertools.pairwise(at):
                 assert any(first <= step < second for step in said), (sequence_id, first, second)
+
+    def assert_moves_are_told(self) -> None:
+        """Each preemption once, with its reason, and then either a return or the end."""
+        moves = [move for report in self.reports for move in report.moves]
+        losses = [move for move in moves if isinstance(move, Preempted)]
+        assert sorted(loss.sequence_id for loss in losses) == sorted(i for _, i in self.preemptions)
+        counts = self.core.stats().preemption_counts
+        kinds = itertools.product(PreemptionMode, PreemptionReason)
+        told = collections.Counter((loss.mode, loss.reason) for loss in losses)
+        assert counts == tuple(told[kind] for kind in kinds)
+        by_mode = self.manager.stats().preemptions_by_mode
+        for mode in PreemptionMode:
+            count = sum(loss.mode is mode for loss in losses)
+            assert count == by_mode[PlannedMode[mode.name]]
+        for sequence_id in {move.sequence_id for move in moves}:
+            own = [type(move) for move in moves if move.sequence_id == sequence_id]
+            assert own == [Preempted, Readmitted] * (len(own) // 2) + [Preempted] * (len(own) % 2)
+        computed = sum(chunk.tokens for report in self.reports for chunk in report.prefilled)
+        assert computed == self.core.stats().prefill_tokens
 
     def started(self, sequence_id: int) -> Started:
         """The one start of a sequence."""

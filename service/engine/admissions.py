@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TypeGuard
 
 from kvcache import Admission, AdmissionRequest, CacheManager, Fits, NeverFits, NotNow
+from service.engine.figures import PreemptionReason
 from service.engine.policy import SchedulerLimits, StepBudget
 from service.engine.request import Sequence, SequenceState
 from service.engine.running import RunningSequences
@@ -173,7 +174,8 @@ class Admissions:
         preemption = self._victims.for_admission(self._running.all(), sequence, answer)
         if preemption is None:
             return False
-        plan.preempted.extend(self._running.preempt(preemption, now_seconds))
+        victims = self._running.preempt(preemption, PreemptionReason.PRIORITY, now_seconds)
+        plan.preempted.extend(victims)
         self._may_change = True
         # They were to be computed in this step.
         for chunk in [c for c in plan.chunks if c.sequence.state is SequenceState.PREEMPTED]:
@@ -210,6 +212,5 @@ class Admissions:
             plan.started.append(sequence)
         cached_tokens = self._manager.begin(fits)
         self._waiting.remove(sequence)
-        sequence.admitted(cached_tokens, now_seconds)
-        self._running.add(sequence)
+        self._running.admit(sequence, cached_tokens, now_seconds)
         plan.schedule(sequence, budget)

@@ -15,13 +15,12 @@ from service.engine.demand import Demand
 from service.engine.figures import EngineStats, Incident
 from service.engine.governor import Governor
 from service.engine.growth import Growth
-from service.engine.harvest import Harvester
+from service.engine.harvest import Harvest, Harvester
 from service.engine.ladder import OomLadder
 from service.engine.live_sequences import LiveSequences
 from service.engine.memory_watch import MemoryWatch
 from service.engine.messages import (
     FinishReason,
-    Output,
     Resize,
     Resized,
     SequenceSpec,
@@ -74,7 +73,7 @@ class EngineCore:
         self._block_tokens = settings.block_tokens
         self._max_context_tokens = max_context_tokens
         self._clock = clock
-        self._tiers = SequenceTiers(offload)
+        self._tiers = SequenceTiers(settings.block_tokens, offload)
         tenancy = Tenancy(manager, parse_tenant_shares(settings.tenant_shares or ""))
         self._victims = VictimChooser(manager, memory.layout.block_bytes, self._tiers, tenancy)
         limits = SchedulerLimits(
@@ -193,16 +192,18 @@ class EngineCore:
         started = [
             Started(s.sequence_id, s.cached_tokens, s.scheduled_seconds) for s in plan.started
         ]
-        outputs = self._compute(plan.chunks, began_seconds) if plan.chunks else []
+        harvest = self._compute(plan.chunks, began_seconds) if plan.chunks else Harvest()
         ends = self._live.take_ends()
         return StepReport(
             started=started,
-            outputs=outputs,
+            outputs=harvest.outputs,
             finished=ends.finished,
             refused=ends.refused,
             stats=self.stats(),
             failed=ends.failed,
             exhausted=ends.exhausted,
+            prefilled=harvest.prefilled,
+            moves=self._scheduler.take_moves(),
         )
 
     def stats(self) -> EngineStats:
@@ -231,8 +232,8 @@ class EngineCore:
         for sequence in plan.evicted:
             self._live.finish(sequence, FinishReason.EVICTED, self._clock())
 
-    def _compute(self, chunks: list[Chunk], began_seconds: float) -> list[Output]:
-        """Outputs of the step; none when the device had no memory for it."""
+    def _compute(self, chunks: list[Chunk], began_seconds: float) -> Harvest:
+        """What the step gave; nothing when the device had no memory for it."""
         batch = build_batch(chunks, self._manager, self._block_tokens)
         shortage: Shortage | None = None
         try:
@@ -242,7 +243,7 @@ class EngineCore:
         # The error is gone by now, and with it what its traceback held.
         if shortage is not None:
             self._recovery.answer(shortage, chunks, self._clock())
-            return []
+            return Harvest()
         harvest = self._harvester.take(chunks, logits, self._clock())
         ended_seconds = self._clock()
         self._meter.note(harvest.prefill_tokens, len(harvest.outputs), began_seconds, ended_seconds)
@@ -250,7 +251,7 @@ class EngineCore:
             harvest.prefill_tokens, len(batch.token_ids), ended_seconds - began_seconds
         )
         self._ladder.succeeded(len(batch.token_ids))
-        return harvest.outputs
+        return harvest
 
     def _refuse(self, sequence: Sequence, needed_blocks: int, limit_tokens: int) -> None:
         self._live.refuse(sequence, needed_blocks, self._manager.usable_blocks, limit_tokens)

@@ -83,6 +83,7 @@ class Vitals(msgspec.Struct, array_like=True, frozen=True):
     allocator_ooms: int = 0  # allocations that failed though that cache had been dropped
     headroom_low_bytes: int = 0  # the least of the last `WATERMARK_SECONDS`
     demand_high_bytes: int = 0  # the largest of these
+    kv_free_low_blocks: int = 0  # free and cached, the least of these
 
     @property
     def headroom_bytes(self) -> int:
@@ -121,6 +122,8 @@ class TierFigures(msgspec.Struct, array_like=True, frozen=True):
     disk_capacity_bytes: int
     dropped_blocks: int  # that disk and remote store did not take
     failures: int  # of disk and remote store
+    swapped_out_blocks: int = 0  # of preempted sequences, kept by the host for their return
+    swapped_in_blocks: int = 0  # brought back for sequences that had been preempted
 
 
 class EngineStats(msgspec.Struct, array_like=True, frozen=True):
@@ -150,6 +153,13 @@ class EngineStats(msgspec.Struct, array_like=True, frozen=True):
     tiers: TierFigures | None = None  # None: there are none
     vitals: Vitals | None = None  # None: nobody has looked yet
     busy_seconds: float = 0.0  # spent in steps, a counter
+    slack_tokens: int = 0  # slots of held blocks that no token has taken yet
+    regretted_tokens: int = 0  # evicted and then asked for again
+    misses: tuple[int, ...] = (0,) * 5  # in order of `kvcache.MissReason`
+    # By mode, and for each mode by reason: in order of `PreemptionMode` and `PreemptionReason`.
+    preemption_counts: tuple[int, ...] = (0,) * (len(PreemptionMode) * len(PreemptionReason))
+    # In block tables of its sequences; a block that two of them share counts for both.
+    tenant_blocks: dict[str, int] = {}
 
     @property
     def held_share(self) -> float:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from kvcache import CacheManager
 from service.engine.live_sequences import LiveSequences
-from service.engine.messages import Output
+from service.engine.messages import Output, Prefilled
 from service.engine.policy import Chunk
 from service.engine.request import Sequence, SequenceState
 from service.engine.sampler import sample, token_logprob, unusable_logits
@@ -21,7 +21,12 @@ class Harvest:
     """Of one step."""
 
     outputs: list[Output] = field(default_factory=list)
-    prefill_tokens: int = 0  # computed of tokens that the engine did not choose just now
+    # What was computed of tokens that the engine did not choose just now.
+    prefilled: list[Prefilled] = field(default_factory=list)
+
+    @property
+    def prefill_tokens(self) -> int:
+        return sum(chunk.tokens for chunk in self.prefilled)
 
 
 class Harvester:
@@ -49,7 +54,8 @@ class Harvester:
             token_row = first_row + len(chunk.logprob_positions)
             next_row = token_row + chunk.wants_token
             if chunk.sequence.state is SequenceState.PREFILL:
-                harvest.prefill_tokens += chunk.count
+                prefilled = Prefilled(chunk.sequence.sequence_id, chunk.count, now_seconds)
+                harvest.prefilled.append(prefilled)
             if bad_values := unusable_logits(logits[first_row:next_row]):
                 self._fail(chunk, bad_values)
                 continue

@@ -55,6 +55,7 @@ class MemoryWatch:
         self._actions: Counter[GovernorAction] = Counter()
         self._headroom_low = LowWatermark(WATERMARK_SECONDS)
         self._demand_high = HighWatermark(WATERMARK_SECONDS)
+        self._free_low = LowWatermark(WATERMARK_SECONDS)
         self.vitals: Vitals | None = None  # as of the last look
 
     def look(self, now_seconds: float) -> None:
@@ -89,6 +90,8 @@ class MemoryWatch:
         pace = self._scheduler.pace
         retries, shrinks, requeues, fails = self._ladder.rungs
         demand_bytes = self._demand.bytes_at(pace)
+        cache = self._manager.stats()
+        free_blocks = cache.free + cache.cached + cache.expected
         narrows, closes, gives, grows = (self._actions[action] for action in GovernorAction)
         self.vitals = Vitals(
             taken_seconds=now_seconds,
@@ -120,6 +123,7 @@ class MemoryWatch:
             allocator_ooms=figures.allocator_ooms,
             headroom_low_bytes=self._headroom_low.add(now_seconds, figures.headroom_bytes),
             demand_high_bytes=self._demand_high.add(now_seconds, demand_bytes),
+            kv_free_low_blocks=self._free_low.add(now_seconds, free_blocks),
         )
         return self.vitals
 

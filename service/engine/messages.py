@@ -207,17 +207,17 @@ class Prefilled(msgspec.Struct, array_like=True, frozen=True):
     ended_seconds: float
 
 
-class Preempted(msgspec.Struct, array_like=True, frozen=True):
+class Preempted(msgspec.Struct, array_like=True, tag="preempted", frozen=True):
     """A sequence lost blocks and waits to come back."""
 
     sequence_id: int
     mode: PreemptionMode
     reason: PreemptionReason
-    lost_tokens: int  # to be computed again, or copied back where swapped
+    lost_tokens: int  # whose K and V it has no more, but what a cache may keep of them
     at_seconds: float
 
 
-class Readmitted(msgspec.Struct, array_like=True, frozen=True):
+class Readmitted(msgspec.Struct, array_like=True, tag="readmitted", frozen=True):
     """A preempted sequence is in the batch again."""
 
     sequence_id: int
@@ -282,8 +282,7 @@ class StepReport(msgspec.Struct, array_like=True, tag="step", frozen=True):
     failed: list[Failed] = []
     exhausted: list[Exhausted] = []
     prefilled: list[Prefilled] = []
-    preempted: list[Preempted] = []  # since the last report
-    readmitted: list[Readmitted] = []
+    moves: list[Preempted | Readmitted] = []  # since the last report, in their order
 
 
 class Heartbeat(msgspec.Struct, array_like=True, tag="heartbeat", frozen=True):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
-from kvcache import CacheManager, PreemptionMode, PreemptionPlan
+from kvcache import CacheManager, PreemptionPlan
+from kvcache import PreemptionMode as PlannedMode
+from service.engine.figures import PreemptionMode, PreemptionReason
+from service.engine.messages import Preempted, Readmitted
 from service.engine.request import Sequence, SequenceState
 from service.engine.sequence_tiers import SequenceTiers
 from service.engine.waiting import WaitingRoom
@@ -18,6 +22,8 @@ class RunningSequences:
         self._tiers = tiers
         self._waiting = waiting
         self._sequences: list[Sequence] = []
+        self._moves: list[Preempted | Readmitted] = []
+        self._counts = dict.fromkeys(itertools.product(PreemptionMode, PreemptionReason), 0)
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -38,8 +44,21 @@ class RunningSequences:
         """Whether one ranks below `priority`."""
         return any(sequence.priority < priority for sequence in self._sequences)
 
-    def add(self, sequence: Sequence) -> None:
-        """It was admitted: it holds blocks for all its tokens."""
+    @property
+    def preemption_counts(self) -> tuple[int, ...]:
+        """Preemptions since the start, by mode, and for each mode by reason."""
+        return tuple(self._counts.values())
+
+    def take_moves(self) -> list[Preempted | Readmitted]:
+        """Who lost blocks, and who came back, since this was last asked, in that order."""
+        moves, self._moves = self._moves, []
+        return moves
+
+    def admit(self, sequence: Sequence, cached_tokens: int, now_seconds: float) -> None:
+        """It holds blocks for all its tokens now; `cached_tokens` need no computation."""
+        if sequence.state is SequenceState.PREEMPTED:
+            self._moves.append(Readmitted(sequence.sequence_id, cached_tokens, now_seconds))
+        sequence.admitted(cached_tokens, now_seconds)
         self._sequences.append(sequence)
 
     def end(self, sequence: Sequence) -> None:
@@ -47,35 +66,50 @@ class RunningSequences:
         self._sequences.remove(sequence)
         self._manager.release(sequence.sequence_id)
 
-    def preempt(self, preemption: PreemptionPlan, now_seconds: float) -> list[Sequence]:
+    def preempt(
+        self, preemption: PreemptionPlan, reason: PreemptionReason, now_seconds: float
+    ) -> list[Sequence]:
         """Carries a plan out; answers the victims."""
         by_id = {sequence.sequence_id: sequence for sequence in self._sequences}
         victims = []
         for taken in preemption.victims:
             victim = by_id[taken.sequence_id]
-            is_swapped = taken.mode is PreemptionMode.SWAP and self._tiers.swap_out(victim)
-            self._take(victim, now_seconds, keep_blocks=taken.keep_blocks, is_swapped=is_swapped)
+            is_swapped = taken.mode is PlannedMode.SWAP and self._tiers.swap_out(victim)
+            self._take(victim, reason, now_seconds, taken.keep_blocks, is_swapped=is_swapped)
             victims.append(victim)
         return victims
 
-    def preempt_one(self, sequence: Sequence, now_seconds: float) -> None:
+    def preempt_one(self, sequence: Sequence, reason: PreemptionReason, now_seconds: float) -> None:
         """Takes its blocks; what is published of them can be hit when it comes back."""
-        self._take(sequence, now_seconds, keep_blocks=0, is_swapped=False)
+        self._take(sequence, reason, now_seconds)
 
-    def preempt_all_but_one(self, now_seconds: float) -> int:
+    def preempt_all_but_one(self, reason: PreemptionReason, now_seconds: float) -> int:
         """Takes the blocks of all but the first of the highest rank; answers of how many."""
         if not self._sequences:
             return 0
         kept = max(self._sequences, key=lambda sequence: sequence.priority)
         victims = [sequence for sequence in self._sequences if sequence is not kept]
         for victim in victims:
-            self._take(victim, now_seconds, keep_blocks=0, is_swapped=False)
+            self._take(victim, reason, now_seconds)
         return len(victims)
 
     def _take(
-        self, victim: Sequence, now_seconds: float, *, keep_blocks: int, is_swapped: bool
+        self,
+        victim: Sequence,
+        reason: PreemptionReason,
+        now_seconds: float,
+        keep_blocks: int = 0,
+        *,
+        is_swapped: bool = False,
     ) -> None:
-        self._manager.preempt(victim.sequence_id, keep_blocks=keep_blocks, swapped=is_swapped)
+        sequence_id = victim.sequence_id
+        done = self._manager.preempt(sequence_id, keep_blocks=keep_blocks, swapped=is_swapped)
+        mode = PreemptionMode[done.name]
+        is_trimmed = mode is PreemptionMode.TRIM
+        kept_tokens = keep_blocks * self._manager.block_tokens if is_trimmed else 0
+        lost_tokens = max(0, victim.computed_tokens - kept_tokens)
+        self._moves.append(Preempted(sequence_id, mode, reason, lost_tokens, now_seconds))
+        self._counts[mode, reason] += 1
         self._sequences.remove(victim)
         victim.preempted(now_seconds)
         self._waiting.add(victim)

@@ -17,6 +17,8 @@ from collections.abc import Iterable
 
 from kvcache import CacheManager, PreemptionPlan
 from service.engine.admissions import Admissions
+from service.engine.figures import PreemptionReason
+from service.engine.messages import Preempted, Readmitted
 from service.engine.pace import Pace, take_turns
 from service.engine.policy import Chunk, SchedulerLimits, StepBudget
 from service.engine.request import Sequence, SequenceState
@@ -74,6 +76,15 @@ class Scheduler:
     def pace(self) -> Pace:
         """In force since the last `set_pace`."""
         return self._pace
+
+    @property
+    def preemption_counts(self) -> tuple[int, ...]:
+        """Preemptions since the start, by mode, and for each mode by reason."""
+        return self._running.preemption_counts
+
+    def take_moves(self) -> list[Preempted | Readmitted]:
+        """Who lost blocks, and who came back, since this was last asked, in that order."""
+        return self._running.take_moves()
 
     def running(self) -> list[Sequence]:
         """The batch, in order of admission."""
@@ -144,12 +155,12 @@ class Scheduler:
         if preemption is None:
             return 0
         self._admissions.note_change()
-        return len(self._running.preempt(preemption, now_seconds))
+        return len(self._running.preempt(preemption, PreemptionReason.POOL_SHRUNK, now_seconds))
 
     def preempt_all_but_one(self, now_seconds: float) -> int:
         """Leaves the batch to the first one of the highest rank; answers how many lost it."""
         self._admissions.note_change()
-        return self._running.preempt_all_but_one(now_seconds)
+        return self._running.preempt_all_but_one(PreemptionReason.OOM, now_seconds)
 
     def plan(self, now_seconds: float) -> StepPlan:
         """Chooses the work of the next step; all of it holds its blocks then.
@@ -222,14 +233,15 @@ class Scheduler:
         """Nobody can give it a block: it waits for the pool to grow again, or ends here."""
         needed_blocks = -(-sequence.num_tokens // self._manager.block_tokens)
         if self._admissions.may_fit_later(needed_blocks, needed_blocks - 1):
-            self._running.preempt_one(sequence, now_seconds)
+            self._running.preempt_one(sequence, PreemptionReason.KV_FULL, now_seconds)
             plan.preempted.append(sequence)
             self._admissions.note_change()
         else:
             plan.evicted.append(sequence)
 
     def _preempt(self, preemption: PreemptionPlan, plan: StepPlan, now_seconds: float) -> None:
-        plan.preempted.extend(self._running.preempt(preemption, now_seconds))
+        victims = self._running.preempt(preemption, PreemptionReason.KV_FULL, now_seconds)
+        plan.preempted.extend(victims)
         self._admissions.note_change()
 
     def _detect_standstill(self, plan: StepPlan) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kvcache.tiers.transfer import TransferState
 from service.engine.figures import TierFigures
-from service.engine.request import Sequence
+from service.engine.request import Sequence, SequenceState
 
 if TYPE_CHECKING:
     from kvcache.tiers.offload import Offload
@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 class SequenceTiers:
     """Loads and swaps by sequence. Without an `Offload` there is nothing to load or swap to."""
 
-    def __init__(self, offload: Offload | None = None) -> None:
+    def __init__(self, block_tokens: int, offload: Offload | None = None) -> None:
+        self._block_tokens = block_tokens
         self._offload = offload
         # Of waiting sequences that asked; None: nothing is coming, or no more.
         self._transfers: dict[int, Transfer | None] = {}
+        self._returning: set[int] = set()  # of these, sequences that had been preempted
+        self._swapped_out_blocks = 0
+        self._swapped_in_blocks = 0
 
     @property
     def is_loading(self) -> bool:
@@ -50,6 +54,7 @@ class SequenceTiers:
         loads = [(number, load) for number, load in self._transfers.items() if load is not None]
         for number, load in loads:
             if load.is_over:
+                self._end(number, load)
                 self._transfers[number] = None
         return bool(loads)
 
@@ -63,6 +68,8 @@ class SequenceTiers:
             return False
         if sequence.sequence_id not in self._transfers:
             spec = sequence.spec
+            if sequence.state is SequenceState.PREEMPTED:
+                self._returning.add(sequence.sequence_id)
             self._transfers[sequence.sequence_id] = self._offload.prefetch(
                 spec.namespace, sequence.token_ids, spec.tenant
             )
@@ -77,12 +84,17 @@ class SequenceTiers:
         loads = [(number, load) for number, load in self._transfers.items() if load is not None]
         for number, load in loads:
             self._cancel(load)
+            self._end(number, load)
             self._transfers[number] = None
         return bool(loads)
 
     def swap_out(self, sequence: Sequence) -> bool:
         """Copies a running sequence to the host, before it is preempted; False: no room."""
-        return self._offload is not None and self._offload.swap_out(sequence.sequence_id) > 0
+        if self._offload is None:
+            return False
+        blocks = self._offload.swap_out(sequence.sequence_id) // self._block_tokens
+        self._swapped_out_blocks += blocks
+        return blocks > 0
 
     def let_go(self, sequence: Sequence) -> None:
         """It waits no longer, or runs: ends its loads, and lets go of what was swapped out."""
@@ -91,7 +103,14 @@ class SequenceTiers:
         load = self._transfers.pop(sequence.sequence_id, None)
         if load is not None:
             self._cancel(load)
+            self._end(sequence.sequence_id, load)
+        self._returning.discard(sequence.sequence_id)
         self._offload.forget(sequence.sequence_id)
+
+    def _end(self, sequence_id: int, load: Transfer) -> None:
+        """A load is over, and has brought what it has."""
+        if sequence_id in self._returning:
+            self._swapped_in_blocks += load.copied
 
     def _cancel(self, load: Transfer) -> None:
         if self._offload is not None and not load.is_over:
@@ -116,4 +135,6 @@ class SequenceTiers:
             disk_capacity_bytes=0 if disk is None else disk.capacity_bytes or 0,
             dropped_blocks=sum(worker.dropped_blocks for worker in below),
             failures=sum(worker.failures for worker in below),
+            swapped_out_blocks=self._swapped_out_blocks,
+            swapped_in_blocks=self._swapped_in_blocks,
         )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from kvcache import CacheManager, PreemptionMode
+from collections import Counter
+
+from kvcache import CacheManager, MissReason, PreemptionMode
 from service.engine.figures import EngineStats, Vitals
+from service.engine.request import Sequence
 from service.engine.scheduler import Scheduler
 from service.engine.sequence_tiers import SequenceTiers
 from service.engine.step_meter import StepMeter
@@ -43,4 +46,16 @@ def engine_stats(
         tiers=tiers.figures(),
         vitals=vitals,
         busy_seconds=meter.busy_seconds,
+        slack_tokens=cache.slack_tokens,
+        regretted_tokens=cache.regretted_tokens,
+        misses=tuple(cache.misses[reason] for reason in MissReason),
+        preemption_counts=scheduler.preemption_counts,
+        tenant_blocks=_blocks_by_tenant(scheduler.running(), manager.block_tokens),
     )
+
+
+def _blocks_by_tenant(running: list[Sequence], block_tokens: int) -> dict[str, int]:
+    blocks: Counter[str] = Counter()
+    for sequence in running:
+        blocks[sequence.spec.tenant] += -(-sequence.num_tokens // block_tokens)
+    return dict(blocks)

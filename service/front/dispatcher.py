@@ -244,7 +244,11 @@ class Dispatcher:
             sequence_ids = request.open_sequences
             self._quarantine.enter(request, sequence_ids)
             self._in_engine.update(dict.fromkeys(sequence_ids, request))
-            self._supervisor.send(Submit([self._journal.submission(i) for i in sequence_ids]))
+            specs = [self._journal.submission(i) for i in sequence_ids]
+            self._supervisor.send(Submit(specs))
+            for spec in specs:
+                if spec.resumed:
+                    request.resubmitted(spec.sequence_id)
 
     def _release(self, request: LiveRequest) -> None:
         """It is over, or about to be."""
@@ -265,6 +269,10 @@ class Dispatcher:
         self._quarantine.stepped()
         touched: dict[LiveRequest, None] = {}
         matched: list[int] = []
+        for move in report.moves:
+            request = self._in_engine.get(move.sequence_id)
+            if request is not None:
+                request.moved(move)
         for started in report.started:
             request = self._in_engine.get(started.sequence_id)
             if request is not None:
@@ -273,6 +281,10 @@ class Dispatcher:
                     request.resumed(started.sequence_id, known_tokens, started.cached_tokens)
                 request.started(started)
                 touched[request] = None
+        for chunk in report.prefilled:
+            request = self._in_engine.get(chunk.sequence_id)
+            if request is not None:
+                request.prefilled(chunk)
         for output in report.outputs:
             request = self._in_engine.get(output.sequence_id)
             if request is not None:

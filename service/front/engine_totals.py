@@ -20,6 +20,9 @@ _COUNTERS = (
     "preemptions",
     "trims",
     "swaps",
+    "regretted_tokens",
+    "misses",
+    "preemption_counts",
 )
 _OCCUPANCY = ("running", "waiting", "preempted")
 _BLOCKS_IN_USE = (
@@ -28,6 +31,8 @@ _BLOCKS_IN_USE = (
     "blocks_reserved",
     "blocks_shared",
     "blocks_kept",
+    "slack_tokens",
+    "tenant_blocks",
 )
 _TIER_COUNTERS = (
     "spilled_blocks",
@@ -36,6 +41,8 @@ _TIER_COUNTERS = (
     "expired_loads",
     "dropped_blocks",
     "failures",
+    "swapped_out_blocks",
+    "swapped_in_blocks",
 )
 _TIER_OCCUPANCY = ("host_bytes", "loads")  # what is on disk outlives the engine
 _VITALS_COUNTERS = ("allocator_retries", "allocator_ooms", "rungs", "actions")
@@ -136,4 +143,9 @@ def _sum(one: Any, other: Any) -> Any:
 
 
 def _zero(count: Any) -> Any:
-    return (0,) * len(count) if isinstance(count, tuple) else 0
+    match count:
+        case tuple():
+            return (0,) * len(count)
+        case dict():
+            return {}
+    return 0

@@ -6,7 +6,15 @@ import asyncio
 import copy
 import time
 
-from service.engine.messages import Finished, FinishReason, Output, TokenLogprob
+from service.engine.messages import (
+    Finished,
+    FinishReason,
+    Output,
+    Preempted,
+    Prefilled,
+    Readmitted,
+    TokenLogprob,
+)
 from service.engine.messages import Started as SequenceStarted
 from service.front.accounting import Account
 from service.front.call import GenerationCall
@@ -121,6 +129,22 @@ class LiveRequest:
         """A candidate goes on in another engine, which computes again what it does not have."""
         self.account.resumed(known_tokens, cached_tokens)
         self._observer.resumed(self.call, self._by_sequence[sequence_id].index)
+
+    def prefilled(self, chunk: Prefilled) -> None:
+        """A chunk of a candidate was computed."""
+        self._observer.prefilled(self.call, self._by_sequence[chunk.sequence_id].index, chunk)
+
+    def moved(self, move: Preempted | Readmitted) -> None:
+        """A candidate lost blocks, or came back."""
+        index = self._by_sequence[move.sequence_id].index
+        if isinstance(move, Preempted):
+            self._observer.preempted(self.call, index, move)
+        else:
+            self._observer.readmitted(self.call, index, move)
+
+    def resubmitted(self, sequence_id: int) -> None:
+        """A candidate was sent to a new engine."""
+        self._observer.resubmitted(self.call, self._by_sequence[sequence_id].index)
 
     def output(self, output: Output, now_seconds: float) -> bool:
         """Takes new tokens. True: the candidate is over and the engine should stop it."""

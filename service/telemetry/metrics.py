@@ -43,8 +43,8 @@ class Metrics:
         self._version = version("plimsoll")
         exporter = Exporter(served_name(settings))
         known = parse_tenant_shares(settings.engine.tenant_shares or "")
-        names = TenantNames(settings.metrics_tenants, known)
-        front.observe(RequestMetrics(exporter, names))
+        self._tenants = TenantNames(settings.metrics_tenants, known)
+        front.observe(RequestMetrics(exporter, self._tenants))
         self._lag = LoopLag(exporter)
         self._gpus = gpus or GpuSampler(
             settings.gpu_sample_seconds,
@@ -95,7 +95,7 @@ class Metrics:
         yield Reading(server.INFO, 1, (self._version,))
         yield Reading(server.STARTED, self._start_seconds)
         now = Moment(time.time(), time.monotonic())
-        yield from readings(stats, model, now)
+        yield from readings(stats, model, self._tenants, now)
         yield from gpu_readings(self._gpus.view, now, self._settings.gpu_sample_seconds)
         if self._settings.vllm_metrics:
             yield from vllm_readings(stats, model)

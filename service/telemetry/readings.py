@@ -6,16 +6,28 @@ told it: nobody is shown a 0 that means "not known".
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from service.engine.figures import EngineStats, GovernorAction, OomRung, TierFigures, Vitals
+from kvcache import MissReason
+from service.engine.figures import (
+    EngineStats,
+    GovernorAction,
+    OomRung,
+    PreemptionMode,
+    PreemptionReason,
+    TierFigures,
+    Vitals,
+)
 from service.front.admin_actions import AdminAction
 from service.front.state import FrontState, FrontStats, ModelInfo
 from service.telemetry.catalog import admin, cache, memory, requests, server, vllm
+from service.telemetry.catalog import tenants as tenant_catalog
 from service.telemetry.catalog.metric import Metric
 from service.telemetry.exporter import Reading
+from service.telemetry.tenants import TenantNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,7 @@ _ENGINE_GAUGES: _EngineRows = (
     (cache.BLOCKS, ("kept",), lambda engine: engine.blocks_kept),
     (cache.CAPACITY, (), lambda engine: engine.blocks_total),
     (cache.SHARED, (), lambda engine: engine.blocks_shared),
+    (cache.SLACK_TOKENS, (), lambda engine: engine.slack_tokens),
 )
 _ENGINE_COUNTERS: _EngineRows = (
     (server.STEPS, (), lambda engine: engine.steps),
@@ -58,13 +71,7 @@ _ENGINE_COUNTERS: _EngineRows = (
     (cache.EVICTED, (), lambda engine: engine.evicted_blocks),
     (cache.LOOKUP_TOKENS, (), lambda engine: engine.lookup_tokens),
     (cache.HIT_TOKENS, (), lambda engine: engine.hit_tokens),
-    (cache.PREEMPTIONS, ("trim",), lambda engine: engine.trims),
-    (cache.PREEMPTIONS, ("swap",), lambda engine: engine.swaps),
-    (
-        cache.PREEMPTIONS,
-        ("recompute",),
-        lambda engine: engine.preemptions - engine.trims - engine.swaps,
-    ),
+    (cache.REGRETTED_TOKENS, (), lambda engine: engine.regretted_tokens),
 )
 _TIER_GAUGES: _TierRows = (
     (cache.TIER_USED, ("host",), lambda tiers: tiers.host_bytes),
@@ -104,20 +111,31 @@ _VITAL_GAUGES: _VitalRows = (
     (memory.STEP_BUDGET, (), lambda vitals: vitals.step_tokens),
     (memory.PREFILL_BUDGET, (), lambda vitals: vitals.prefill_tokens),
     (memory.ADMISSIONS_OPEN, (), lambda vitals: vitals.admits),
+    (cache.FREE_LOW, (), lambda vitals: vitals.kv_free_low_blocks),
     (cache.GOAL, (), lambda vitals: vitals.pool_goal_blocks),
     (cache.CEILING, (), lambda vitals: vitals.pool_ceiling_blocks),
 )
+_PREEMPTION_LABELS = tuple(
+    (mode.name.lower(), reason.name.lower())
+    for mode, reason in itertools.product(PreemptionMode, PreemptionReason)
+)
+_MISS_LABELS = tuple((reason.value,) for reason in MissReason)
 # What is told of tiers when there are none.
 _NO_TIERS = TierFigures(*(0,) * len(TierFigures.__struct_fields__))
 
 
-def readings(stats: FrontStats, model: ModelInfo | None, now: Moment) -> Iterator[Reading]:
+def readings(
+    stats: FrontStats, model: ModelInfo | None, tenants: TenantNames, now: Moment
+) -> Iterator[Reading]:
     """All there is to tell at this moment under our own names."""
     engine = stats.engine
     yield from _server_readings(stats)
     yield from _model_readings(model)
     yield from _engine_readings(engine)
+    yield from _event_readings(engine)
+    yield from _tenant_readings(engine, tenants)
     yield from _tier_readings(engine)
+    yield from _swap_readings(engine, model)
     yield from _vital_readings(None if engine is None else engine.vitals, now)
 
 
@@ -170,6 +188,7 @@ def _model_readings(model: ModelInfo | None) -> Iterator[Reading]:
     )
     yield Reading(server.MODEL_INFO, 1, labels)
     yield Reading(cache.BLOCK_SIZE, model.bytes_per_block)
+    yield Reading(cache.BLOCK_TOKENS, model.block_tokens)
     yield Reading(cache.REACH, model.max_blocks)
 
 
@@ -179,6 +198,33 @@ def _engine_readings(engine: EngineStats | None) -> Iterator[Reading]:
             yield Reading(metric, read(engine), labels)
     for metric, labels, read in _ENGINE_COUNTERS:
         yield Reading(metric, 0 if engine is None else read(engine), labels)
+
+
+def _event_readings(engine: EngineStats | None) -> Iterator[Reading]:
+    preemptions = (0,) * len(_PREEMPTION_LABELS) if engine is None else engine.preemption_counts
+    for labels, count in zip(_PREEMPTION_LABELS, preemptions, strict=True):
+        yield Reading(cache.PREEMPTIONS, count, labels)
+    misses = (0,) * len(_MISS_LABELS) if engine is None else engine.misses
+    for label, count in zip(_MISS_LABELS, misses, strict=True):
+        yield Reading(cache.MISSES, count, label)
+
+
+def _tenant_readings(engine: EngineStats | None, tenants: TenantNames) -> Iterator[Reading]:
+    if engine is None:
+        return
+    held = [(tenants.of(tenant), count) for tenant, count in engine.tenant_blocks.items()]
+    blocks = dict.fromkeys(tenants.all(), 0)  # after all of them have got their names
+    for name, count in held:
+        blocks[name] += count
+    for name, count in blocks.items():
+        yield Reading(tenant_catalog.KV_BLOCKS, count, (name,))
+
+
+def _swap_readings(engine: EngineStats | None, model: ModelInfo | None) -> Iterator[Reading]:
+    tiers = _NO_TIERS if engine is None or engine.tiers is None else engine.tiers
+    block_bytes = 0 if model is None else model.bytes_per_block
+    yield Reading(cache.SWAP, tiers.swapped_out_blocks * block_bytes, ("out",))
+    yield Reading(cache.SWAP, tiers.swapped_in_blocks * block_bytes, ("in",))
 
 
 def _tier_readings(engine: EngineStats | None) -> Iterator[Reading]:

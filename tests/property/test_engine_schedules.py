@@ -261,6 +261,7 @@ def test_every_step_keeps_to_its_budgets_and_serves_every_decode(
         # One token in every step, but for the gap that each preemption makes.
         assert sum(gap > 1 for gap in gaps) <= end.preemptions
     harness.assert_every_preemption_is_paid_with_a_token()
+    harness.assert_moves_are_told()
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -218,6 +218,7 @@ class TestPreemption:
         # 2 ranks lowest both times, but the second time it has just come back.
         assert [victim for _, victim in harness.preemptions][:2] == [2, 1]
         harness.assert_every_preemption_is_paid_with_a_token()
+        harness.assert_moves_are_told()
 
     def test_a_lone_sequence_that_outgrows_the_pool_is_evicted_without_a_preemption(self) -> None:
         harness = EngineHarness(blocks=4)

@@ -97,6 +97,7 @@ class TestPriority:
         assert harness.core.stats().waiting == 1
         harness.run()
         harness.assert_every_preemption_is_paid_with_a_token()
+        harness.assert_moves_are_told()
         say_the_same_as_alone(harness, [low, first, second])
 
     def test_equals_do_not_give_way(self) -> None:
@@ -144,6 +145,7 @@ class TestPriority:
         harness.run()
         assert len(harness.preemptions) > 2
         harness.assert_every_preemption_is_paid_with_a_token()
+        harness.assert_moves_are_told()
         say_the_same_as_alone(harness, [*low, *high])
 
     def test_prefill_of_the_higher_goes_first(self) -> None:
@@ -267,7 +269,7 @@ class TestWaiting:
         text = prompt(0, 160)
         harness.core.submit([spec_of(1, text, max_tokens=1)])
         harness.run()
-        room = WaitingRoom(harness.manager, SequenceTiers())
+        room = WaitingRoom(harness.manager, SequenceTiers(harness.manager.block_tokens))
         sequence = Sequence(spec_of(2, text), order=2)
         for _ in range(2):
             room.add(sequence)

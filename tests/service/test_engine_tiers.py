@@ -327,4 +327,5 @@ def test_outputs_under_pressure_are_those_without(
     assert bool(engine.stats.trims) == publishes
     assert bool(engine.stats.swaps) == (publishes and host_blocks > 1)
     engine.assert_every_preemption_is_paid_with_a_token()
+    engine.assert_moves_are_told()
     engine.assert_nothing_is_kept()

@@ -10,7 +10,8 @@ import pytest
 from api_fakes import ENGINE_STATS, MODEL, FakeFront
 from memory_figures import VITALS
 
-from service.engine.figures import EngineStats, TierFigures
+from kvcache import MissReason
+from service.engine.figures import EngineStats, PreemptionMode, PreemptionReason, TierFigures
 from service.front.state import FrontState, FrontStats
 from service.telemetry.catalog import (
     METRICS,
@@ -22,7 +23,10 @@ from service.telemetry.catalog import (
     server,
     vllm,
 )
+from service.telemetry.catalog import tenants as tenant_catalog
+from service.telemetry.catalog.tenants import NO_TENANT, OTHER_TENANTS
 from service.telemetry.readings import Moment, readings, vllm_readings
+from service.telemetry.tenants import TenantNames
 
 NOW = Moment(unix_seconds=1_000_000.0, monotonic_seconds=50.0)
 TIERS = TierFigures(*range(1, 1 + len(TierFigures.__struct_fields__)))
@@ -35,10 +39,14 @@ def front_stats(engine: EngineStats | None) -> FrontStats:
     return front.stats()
 
 
+def tenants() -> TenantNames:
+    return TenantNames(2, ["interactive"])
+
+
 def told(engine: EngineStats | None) -> dict[tuple[str, tuple[str, ...]], float]:
     return {
         (reading.metric.name, reading.labels): reading.value
-        for reading in readings(front_stats(engine), MODEL, NOW)
+        for reading in readings(front_stats(engine), MODEL, tenants(), NOW)
     }
 
 
@@ -67,7 +75,7 @@ def test_an_engine_that_has_not_looked_at_its_memory_tells_none() -> None:
 
 
 def test_readings_of_one_metric_follow_each_other() -> None:
-    names = [r.metric.name for r in readings(front_stats(FULL), MODEL, NOW)]
+    names = [r.metric.name for r in readings(front_stats(FULL), MODEL, tenants(), NOW)]
     runs = [name for name, before in zip(names, [None, *names], strict=False) if name != before]
     assert len(runs) == len(set(runs))
 
@@ -94,8 +102,44 @@ def test_owners_and_what_is_free_add_up_to_the_device() -> None:
     assert all_told[(memory.DEMAND.name, ())] == 900
 
 
-def test_preemptions_by_mode_add_up_to_all() -> None:
-    assert by_label(FULL, cache.PREEMPTIONS) == {"trim": 1, "swap": 3, "recompute": 1}
+def test_preemptions_by_mode_and_reason_add_up_to_all() -> None:
+    counts = {
+        labels: value
+        for (name, labels), value in told(FULL).items()
+        if name == cache.PREEMPTIONS.name
+    }
+    assert {labels: count for labels, count in counts.items() if count} == {
+        ("trim", "kv_full"): 1,
+        ("swap", "priority"): 1,
+        ("recompute", "pool_shrunk"): 2,
+        ("recompute", "oom"): 1,
+    }
+    assert len(counts) == len(PreemptionMode) * len(PreemptionReason)
+    assert sum(counts.values()) == FULL.preemptions
+
+
+def test_misses_have_the_reasons_of_the_cache() -> None:
+    assert by_label(FULL, cache.MISSES) == dict(
+        zip([reason.value for reason in MissReason], (5, 4, 3, 2, 1), strict=True)
+    )
+
+
+def test_blocks_of_tenants_beyond_the_bound_are_counted_together() -> None:
+    engine = msgspec.structs.replace(FULL, tenant_blocks={"interactive": 8, "a": 2, "b": 3, "": 4})
+    assert by_label(engine, tenant_catalog.KV_BLOCKS) == {
+        "interactive": 8,
+        NO_TENANT: 4,
+        OTHER_TENANTS: 5,
+    }
+
+
+def test_swapped_blocks_are_told_in_bytes() -> None:
+    engine = msgspec.structs.replace(
+        FULL, tiers=msgspec.structs.replace(TIERS, swapped_out_blocks=3, swapped_in_blocks=2)
+    )
+    size = MODEL.bytes_per_block
+    assert by_label(engine, cache.SWAP) == {"out": 3 * size, "in": 2 * size}
+    assert by_label(None, cache.SWAP) == {"out": 0, "in": 0}
 
 
 def test_rungs_and_actions_have_their_names() -> None:
@@ -126,7 +170,8 @@ def test_the_last_oom_is_0_until_there_was_one() -> None:
     oom_time = datetime(2026, 1, 2, tzinfo=UTC)
     stats = front_stats(None)
     for time, seconds in ((None, 0), (oom_time, oom_time.timestamp())):
-        at = {r.metric: r.value for r in readings(replace(stats, last_oom_time=time), None, NOW)}
+        told_then = readings(replace(stats, last_oom_time=time), None, tenants(), NOW)
+        at = {r.metric: r.value for r in told_then}
         assert at[memory.LAST_OOM] == seconds
 
 

@@ -69,12 +69,57 @@ HIT_TOKENS = Metric(
     unit="tokens",
     help="Of the tokens that the prefix cache was asked for, those it had.",
 )
+MISSES = Metric(
+    name="plimsoll_prefix_misses_total",
+    kind=Kind.COUNTER,
+    help="Lookups that found less than all: too_short, not one whole block; diverged, nothing "
+    "cached goes on like this; evicted, not long ago; namespace, only another one has it; "
+    "disabled, by the request.",
+    labels=(Label("reason", ("too_short", "diverged", "evicted", "namespace", "disabled")),),
+)
+REGRETTED_TOKENS = Metric(
+    name="plimsoll_prefix_regretted_tokens_total",
+    kind=Kind.COUNTER,
+    unit="tokens",
+    help="Tokens that were evicted and asked for again not long after.",
+)
 PREEMPTIONS = Metric(
     name="plimsoll_preemptions_total",
     kind=Kind.COUNTER,
-    help="Sequences that lost blocks: trim, their last ones; swap, all, copied to the host; "
-    "recompute, all that they alone held.",
-    labels=(Label("mode", ("trim", "swap", "recompute")),),
+    help="Sequences that lost blocks. By mode: trim, their last ones; swap, all, copied to the "
+    "host; recompute, all that they alone held. By reason: kv_full, a running one needed a block; "
+    "priority, a waiting one of higher priority took its place; pool_shrunk, the pool became "
+    "smaller; oom, a step found no device memory.",
+    labels=(
+        Label("mode", ("trim", "swap", "recompute")),
+        Label("reason", ("kv_full", "priority", "pool_shrunk", "oom")),
+    ),
+)
+SLACK_TOKENS = Metric(
+    name="plimsoll_kv_slack_tokens",
+    kind=Kind.GAUGE,
+    unit="tokens",
+    help="Slots of held blocks that no token has taken yet: what paging wastes.",
+)
+BLOCK_TOKENS = Metric(
+    name="plimsoll_kv_block_tokens",
+    kind=Kind.GAUGE,
+    unit="tokens",
+    help="Slots of one block.",
+)
+FREE_LOW = Metric(
+    name="plimsoll_kv_free_low_blocks",
+    kind=Kind.GAUGE,
+    unit="blocks",
+    help="Blocks that were free or cached, the least of the last minute.",
+)
+SWAP = Metric(
+    name="plimsoll_swap_bytes_total",
+    kind=Kind.COUNTER,
+    unit="bytes",
+    help="K and V of preempted sequences that the host keeps for their return: out, put there; "
+    "in, brought back into the pool for such a sequence, from whichever tier.",
+    labels=(Label("direction", ("out", "in")),),
 )
 TIER_USED = Metric(
     name="plimsoll_tier_used_bytes",
@@ -132,7 +177,8 @@ TIER_FAILURES = Metric(
 
 METRICS = (
     *(BLOCKS, CAPACITY, REACH, GOAL, CEILING, SHARED, BLOCK_SIZE, EVICTED),
-    *(LOOKUP_TOKENS, HIT_TOKENS, PREEMPTIONS),
+    *(BLOCK_TOKENS, SLACK_TOKENS, FREE_LOW),
+    *(LOOKUP_TOKENS, HIT_TOKENS, MISSES, REGRETTED_TOKENS, PREEMPTIONS, SWAP),
     *(TIER_USED, TIER_CAPACITY, TIER_SPILLED, TIER_LOST, TIER_LOADED, TIER_DROPPED),
     *(TIER_LOADS, TIER_EXPIRED, TIER_FAILURES),
 )

@@ -56,5 +56,13 @@ FIRST_TOKEN = Metric(
     labels=(TENANT,),
     buckets=FIRST_TOKEN_BUCKETS,
 )
+KV_BLOCKS = Metric(
+    name="plimsoll_tenant_kv_blocks",
+    kind=Kind.GAUGE,
+    unit="blocks",
+    help="Blocks of the KV pool that running sequences of a tenant hold; one that two of them "
+    f"share counts for both. {_WHOSE}",
+    labels=(TENANT,),
+)
 
-METRICS = (ADMITTED, FINISHED, REFUSED, PROMPT_TOKENS, OUTPUT_TOKENS, FIRST_TOKEN)
+METRICS = (KV_BLOCKS, ADMITTED, FINISHED, REFUSED, PROMPT_TOKENS, OUTPUT_TOKENS, FIRST_TOKEN)
