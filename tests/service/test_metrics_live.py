@@ -64,7 +64,9 @@ async def until_idle(live: LiveServer) -> MetricsPage:
 
 async def test_metrics_of_a_real_server() -> None:
     began_seconds = time.time()
-    with serve("--kv-blocks", "300", "--vllm-metrics", "--metrics-tenants", "3") as live:
+    # Which requests are admitted first is chance; tenants with a share have their names before.
+    flags = ("--tenant-shares", "tenant-0=0-100,tenant-1=0-100", "--metrics-tenants", "3")
+    with serve("--kv-blocks", "300", "--vllm-metrics", *flags) as live:
         before = await scrape(live.metrics_address, OPENMETRICS)
         async with grpc.aio.insecure_channel(live.address) as channel:
             stub = InferenceServiceStub(channel)
