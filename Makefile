@@ -15,7 +15,7 @@ else
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test quick lint proto lock clean
+.PHONY: help setup tools demo test quick lint proto lock clean
 
 help: ## Show this list.
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 12
@@ -33,11 +33,14 @@ $(STAMP): pyproject.toml requirements.lock .ci/model.lock $(wildcard kvcache/nat
 	@$(BIN)/python -c "import kvcache; print('KV cache core:', kvcache.CacheManager(2, 1).core_name)"
 	@touch $@
 
+tools: $(STAMP) ## Unpack Prometheus and Alertmanager for the tests, where there is apt.
+	@bash .ci/tools
+
 demo: $(STAMP) ## Serve SmolLM2-135M, stream one answer, print figures, stop.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash .ci/demo
 
 # Policies and parts side by side; then what starts servers and fills the cores by itself.
-test: $(STAMP) ## Run every test that needs no GPU and no cluster (the slow ones too).
+test: $(STAMP) tools ## Run every test that needs no GPU and no cluster (the slow ones too).
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/property tests/unit
 	$(BIN)/python -m pytest --ignore tests/property --ignore tests/unit
 

@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import prometheus_tools
 import pytest
 
 from service.engine.openmp import wait_politely
@@ -38,7 +39,12 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-_NEEDS = {"gpu": _missing_gpu, "cluster": _missing_cluster}
+def _missing_prometheus() -> str | None:
+    # CI has to have it: there such tests run, and fail.
+    return None if os.environ.get("CI") == "true" else prometheus_tools.missing()
+
+
+_NEEDS = {"gpu": _missing_gpu, "cluster": _missing_cluster, "prometheus": _missing_prometheus}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

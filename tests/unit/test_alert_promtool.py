@@ -24,12 +24,14 @@ def test_each_alert_has_a_case(fires: bool) -> None:
     assert cases == {alert.name for alert in ALERTS}
 
 
+@pytest.mark.prometheus
 def test_promtool_takes_the_rules() -> None:
     done = run("promtool", "check", "rules", str(RULES))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "36 rules" in done.stdout
 
 
+@pytest.mark.prometheus
 @pytest.mark.slow
 def test_each_case(tmp_path: Path) -> None:
     paths = [str(cases_of(tmp_path, alert.name)) for alert in ALERTS]
@@ -37,6 +39,7 @@ def test_each_case(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.prometheus
 def test_precursors_fire_before_the_end_of_a_climb(tmp_path: Path) -> None:
     document = {
         "rule_files": [str(RULES)],
@@ -75,6 +78,8 @@ def fires_at(alert: str, seconds: int, fires: bool) -> dict[str, object]:
     }
 
 
+@pytest.mark.prometheus
+@pytest.mark.prometheus
 @pytest.mark.parametrize(
     ("severity", "receiver"),
     [("critical", "on-call"), ("warning", "day-team"), ("info", "nobody")],
@@ -85,6 +90,7 @@ def test_an_alert_finds_its_receiver(severity: str, receiver: str) -> None:
     assert done.stdout.strip() == receiver, done.stderr
 
 
+@pytest.mark.prometheus
 def test_amtool_takes_the_example() -> None:
     done = run("amtool", "check-config", str(GENERATED / "alertmanager-example.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
