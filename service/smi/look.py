@@ -20,6 +20,7 @@ from service.telemetry.catalog import MODEL_LABEL, Metric, cache, gpu, memory, r
 # The same sample is told with another microsecond each time: it goes through two clocks.
 _SAME_SAMPLE_SECONDS = 0.02
 _NOT_USED_STATES = ("free", "cached")
+_HELD_STATES = ("active", "reserved")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +119,16 @@ def _kv(page: Page) -> KvView:
     blocks = page.by_label(cache.BLOCKS, "state")
     capacity = page.value(cache.CAPACITY)
     used = sum(count for state, count in blocks.items() if state not in _NOT_USED_STATES)
+    slack, block_tokens = page.value(cache.SLACK_TOKENS), page.value(cache.BLOCK_TOKENS)
+    held = sum(blocks.get(state, 0.0) for state in _HELD_STATES)
     return KvView(
         capacity_blocks=capacity,
         blocks=blocks,
         used_ratio=used / capacity if blocks and capacity else None,
+        free_low_blocks=page.value(cache.FREE_LOW),
         block_bytes=page.value(cache.BLOCK_SIZE),
+        slack_tokens=slack,
+        slack_ratio=None if block_tokens is None else _ratio(slack, held * block_tokens),
         exhaustion_seconds=page.value(memory.KV_EXHAUSTION),
     )
 

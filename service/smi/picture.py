@@ -153,22 +153,28 @@ def _memory(memory: MemoryView) -> list[tuple[str, RenderableType]]:
         sizes = {name: words.size(amount) for name, amount in amounts.items() if amount > 0}
         rows.append(("memory", _bar(amounts, OWNERS)))
         rows.append(("", _legend(sizes, OWNERS)))
-    headroom, demand = memory.headroom_bytes, memory.demand_bytes
-    if headroom is None and demand is None:
+    if memory.headroom_bytes is None and memory.demand_bytes is None:
         return [*rows, ("headroom", Text("not told yet"))]
-    text = Text(f"{words.size(headroom)}, next step takes {words.size(demand)}")
-    if headroom is not None and demand is not None:
-        if demand > headroom:
-            text = Text.assemble((f"{text} - OUT OF MEMORY NEXT", "bold red"))
-        elif demand * _THIN_HEADROOM > headroom:
-            text = Text.assemble((f"{text} - thin", "yellow"))
-    low, high = words.size(memory.headroom_low_bytes), words.size(memory.demand_high_bytes)
-    text.append(f"; in 60 s least {low}, most {high}")
-    rows.append(("headroom", text))
-    rows.append(("", Text.assemble("memory ends: ", _exhaustion(memory.exhaustion_seconds))))
+    least, most = words.size(memory.headroom_low_bytes), words.size(memory.demand_high_bytes)
+    texts = [
+        _headroom(memory.headroom_bytes, memory.demand_bytes),
+        Text(f"in 60 s least {least}, most {most}"),
+        Text.assemble("memory ends: ", _exhaustion(memory.exhaustion_seconds)),
+    ]
+    rows.append(("headroom", Flow(texts)))
     if memory.is_stale:
         rows.append(("", Text("STALE: memory was not looked at since the last look", "bold red")))
     return rows
+
+
+def _headroom(headroom_bytes: float | None, demand_bytes: float | None) -> Text:
+    text = f"{words.size(headroom_bytes)}, next step takes {words.size(demand_bytes)}"
+    if headroom_bytes is None or demand_bytes is None:
+        return Text(text)
+    if demand_bytes > headroom_bytes:
+        return Text(f"{text}: OUT OF MEMORY NEXT", "bold red")
+    is_thin = demand_bytes * _THIN_HEADROOM > headroom_bytes
+    return Text(f"{text}: thin", "yellow") if is_thin else Text(text)
 
 
 def _exhaustion(seconds: float | None) -> tuple[str, str]:
@@ -181,14 +187,17 @@ def _kv(kv: KvView) -> list[tuple[str, RenderableType]]:
     order = {state: kv.blocks[state] for state in BLOCK_STATES if state in kv.blocks}
     amounts = order | kv.blocks
     counts = {state: words.count(number) for state, number in amounts.items() if number > 0}
-    text = Text(f"{words.share(kv.used_ratio)} of {words.count(kv.capacity_blocks)} blocks used")
-    if kv.block_bytes is not None:
-        text.append(f", {words.size(kv.block_bytes)} each")
-    text.append_text(Text.assemble("; blocks end: ", _exhaustion(kv.exhaustion_seconds)))
+    used = f"{words.share(kv.used_ratio)} of {words.count(kv.capacity_blocks)} blocks used"
+    texts = [
+        Text(used if kv.block_bytes is None else f"{used}, {words.size(kv.block_bytes)} each"),
+        Text(f"in 60 s least {words.count(kv.free_low_blocks)} to be had"),
+        Text(f"waste {words.count(kv.slack_tokens)} tokens ({words.share(kv.slack_ratio)})"),
+        Text.assemble("blocks end: ", _exhaustion(kv.exhaustion_seconds)),
+    ]
     return [
         ("KV", _bar(amounts, BLOCK_STATES)),
         ("", _legend(counts, BLOCK_STATES)),
-        ("", text),
+        ("", Flow(texts)),
     ]
 
 
@@ -235,13 +244,11 @@ def _governor(server: ServerView) -> tuple[str, RenderableType]:
     governor = server.governor
     admissions = {True: "open", False: "CLOSED", None: "unknown"}[governor.admissions_open]
     style = "bold red" if governor.admissions_open is False else ""
-    return (
-        "governor",
-        Text.assemble(
-            f"step of {words.count(governor.step_budget_tokens)} tokens, "
-            f"{words.count(governor.prefill_budget_tokens)} for prompts; admissions ",
-            (admissions, style),
-            f"; pool {words.count(governor.pool_goal_blocks)}"
-            f" of {words.count(governor.pool_ceiling_blocks)} blocks",
-        ),
-    )
+    step, prompts = governor.step_budget_tokens, governor.prefill_budget_tokens
+    goal, ceiling = governor.pool_goal_blocks, governor.pool_ceiling_blocks
+    texts = [
+        Text(f"step of {words.count(step)} tokens, {words.count(prompts)} for prompts"),
+        Text.assemble("admissions ", (admissions, style)),
+        Text(f"pool {words.count(goal)} of {words.count(ceiling)} blocks"),
+    ]
+    return "governor", Flow(texts)

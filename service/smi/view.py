@@ -46,7 +46,10 @@ class KvView:
     capacity_blocks: float | None
     blocks: dict[str, float]  # by state; together the capacity
     used_ratio: float | None  # neither free nor cached
+    free_low_blocks: float | None  # free or cached, least of the last 60 s
     block_bytes: float | None
+    slack_tokens: float | None  # slots of held blocks without a token: what paging wastes
+    slack_ratio: float | None  # of the slots of active and reserved blocks
     exhaustion_seconds: float | None  # forecast; 86400: not in sight
 
 

@@ -89,6 +89,7 @@ def test_a_histogram_that_began_anew_is_taken_whole() -> None:
     assert now.since(None) == now
     assert now.since(observed([0.2] * 9)) == now
     assert now.since(observed([5.0])) == now  # it fell in one bucket only
+    assert observed([0.05]).since(observed([0.05] * 2)).counts[0] == 1  # in all by the same
     assert now.since(observed([0.2])).counts == (0.0, 1.0, 2.0, 2.0, 2.0)
     assert now.since(Buckets((1.0, math.inf), (0.0, 0.0))) == now
 
@@ -152,6 +153,15 @@ def test_an_owner_and_a_state_of_a_newer_server_are_shown() -> None:
     assert shown.kv.blocks == {"lent": 3}
 
 
+def test_waste_is_a_share_of_the_slots_that_sequences_hold() -> None:
+    states = {"active": 6, "reserved": 2, "cached": 5, "free": 7}
+    text = "".join(line(cache.BLOCKS, count, state=state) for state, count in states.items())
+    text += line(cache.CAPACITY, 20) + line(cache.SLACK_TOKENS, 32)
+    kv = view("s", look(text + line(cache.BLOCK_TOKENS, 16)), None).kv
+    assert (kv.slack_tokens, kv.slack_ratio, kv.used_ratio) == (32, 0.25, 0.4)
+    assert view("s", look(text), None).kv.slack_ratio is None
+
+
 def test_gpus_are_in_order_and_a_process_that_is_not_told_has_no_bytes() -> None:
     text = "".join(
         line(gpu.USED, 5, gpu=name)
@@ -185,6 +195,7 @@ def test_what_is_no_number_is_not_known() -> None:
         line(memory.HEADROOM, math.nan) + line(memory.DEMAND, math.inf) + line(server.RESTARTS, 0)
     )
     shown = view("s", look(text), None)
+    assert shown.memory.headroom_bytes is None
     (told,) = json.loads(document([shown], datetime.now(UTC), "1"))["servers"]
     assert told["memory"]["headroom_bytes"] is None
     assert told["memory"]["demand_bytes"] is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -118,3 +119,15 @@ def test_the_pages_are_of_this_catalogue() -> None:
         page = (PAGES / f"{name}.txt").read_text()
         names = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
         assert names <= METRICS.keys()
+
+
+def test_a_step_that_does_not_fit_is_told_in_words() -> None:
+    (server,) = live()[:1]
+    assert isinstance(server, ServerView)
+    for demand_bytes, words in ((1600, "OUT OF MEMORY NEXT"), (1300, ": thin"), (900, "")):
+        memory = replace(
+            server.memory, headroom_bytes=1500 * 2**20, demand_bytes=demand_bytes * 2**20
+        )
+        text = drawn([replace(server, memory=memory)], 100)
+        for each in ("OUT OF MEMORY NEXT", ": thin"):
+            assert (each in text) == (each == words)
