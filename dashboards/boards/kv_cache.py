@@ -6,15 +6,6 @@ from dashboards.boards import quantities, uids
 from dashboards.boards.annotations import usual_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import Limits, Note, Paint, PanelBuilder, Unit, events, lines
-from dashboards.boards.pending import (
-    BLOCK_TOKENS,
-    FREE_LOW,
-    MISSES,
-    PREEMPTIONS,
-    REGRETTED_TOKENS,
-    SLACK_TOKENS,
-    SWAP_BYTES,
-)
 from dashboards.boards.queries import (
     POD,
     Query,
@@ -97,7 +88,7 @@ def _pool() -> tuple[PanelBuilder, ...]:
             Query(
                 total(gauge(cache.BLOCKS, state=("free", "cached")), POD), "{{pod}} free or cached"
             ),
-            Query(lowest(gauge(FREE_LOW), POD), "{{pod}} lowest of 60 s"),
+            Query(lowest(gauge(cache.FREE_LOW), POD), "{{pod}} lowest of 60 s"),
             unit=Unit.COUNT,
             note=Note(
                 "Blocks that a sequence can get now, and the fewest there were in the last "
@@ -121,7 +112,7 @@ def _pool() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Waste in held blocks",
-            Query(share_or_zero(total(gauge(SLACK_TOKENS), POD), _held_tokens()), "{{pod}}"),
+            Query(share_or_zero(total(gauge(cache.SLACK_TOKENS), POD), _held_tokens()), "{{pod}}"),
             unit=Unit.SHARE,
             note=Note(
                 "Share of the slots of held blocks that have no token, mostly in the last block "
@@ -136,14 +127,14 @@ def _pool() -> tuple[PanelBuilder, ...]:
 
 def _held_tokens() -> str:
     held = total(gauge(cache.BLOCKS, state=("active", "reserved", "kept")), POD)
-    return f"({held} * {highest(gauge(BLOCK_TOKENS), POD)})"
+    return f"({held} * {highest(gauge(cache.BLOCK_TOKENS), POD)})"
 
 
 def _shortage() -> tuple[PanelBuilder, ...]:
     return (
         events(
             "Preemptions",
-            Query(total(increase(PREEMPTIONS), ("mode", "reason")), "{{mode}}: {{reason}}"),
+            Query(total(increase(cache.PREEMPTIONS), ("mode", "reason")), "{{mode}}: {{reason}}"),
             note=Note(
                 "Sequences that lost blocks: trim loses the last ones, swap copies all to the "
                 "host, recompute computes all again.",
@@ -153,7 +144,7 @@ def _shortage() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Swapped bytes",
-            Query(quantities.per_second(SWAP_BYTES, "direction"), "{{direction}}"),
+            Query(quantities.per_second(cache.SWAP, "direction"), "{{direction}}"),
             unit=Unit.BYTES_PER_SECOND,
             note=Note(
                 "Bytes a second that preempted sequences take out to the host and in again.",
@@ -163,7 +154,7 @@ def _shortage() -> tuple[PanelBuilder, ...]:
         lines(
             "Tokens computed again",
             Query(quantities.per_second(requests.RECOMPUTED_TOKENS), "after preemption or death"),
-            Query(quantities.per_second(REGRETTED_TOKENS), "regretted eviction"),
+            Query(quantities.per_second(cache.REGRETTED_TOKENS), "regretted eviction"),
             unit=Unit.TOKENS_PER_SECOND,
             note=Note(
                 "Work done twice: tokens of preempted or resubmitted sequences, and prefixes "
@@ -214,7 +205,7 @@ def _prefixes() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Misses by reason",
-            Query(quantities.per_second(MISSES, "reason"), "{{reason}}"),
+            Query(quantities.per_second(cache.MISSES, "reason"), "{{reason}}"),
             unit=Unit.COUNT,
             note=Note(
                 "Look-ups a second that ended before the prompt did, by why.",

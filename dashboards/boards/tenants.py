@@ -6,7 +6,6 @@ from dashboards.boards import quantities, uids
 from dashboards.boards.annotations import usual_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import Limits, Note, PanelBuilder, Unit, lines
-from dashboards.boards.pending import TENANT_BLOCKS
 from dashboards.boards.queries import Query, gauge, quantile, share_or_zero, total
 from service.telemetry.catalog import Metric, cache, tenants
 
@@ -116,14 +115,14 @@ def _part(vector: str) -> str:
 
 def _memory() -> tuple[PanelBuilder, ...]:
     capacity = total(gauge(cache.CAPACITY))
-    held = total(gauge(TENANT_BLOCKS, state="active"), _TENANT)
+    held = total(gauge(tenants.KV_BLOCKS), _TENANT)
     return (
         lines(
             "Part of the KV pool",
             Query(f"{held} / on() group_left() {capacity}", _LEGEND),
             unit=Unit.SHARE,
             note=Note(
-                "Of all blocks, the part that live sequences of each tenant hold.",
+                "Of all blocks, the part that running sequences of each tenant hold.",
                 "One tenant with most of a full pool: limit its share or the length of its "
                 "contexts.",
             ),
@@ -131,12 +130,14 @@ def _memory() -> tuple[PanelBuilder, ...]:
             stacked=True,
         ),
         lines(
-            "Blocks by state and tenant",
-            Query(total(gauge(TENANT_BLOCKS), ("tenant", "state")), "{{tenant}} {{state}}"),
+            "Blocks held",
+            Query(held, _LEGEND),
             unit=Unit.COUNT,
             note=Note(
-                "Blocks that live sequences of each tenant hold, and that are cached for it.",
-                "Much cached of one tenant and hits of no other: its prefixes push out theirs.",
+                "Blocks that running sequences of each tenant hold. One that two tenants share "
+                "counts for both.",
+                "Compare with its weight; a tenant with many blocks and little output has long "
+                "contexts.",
             ),
             stacked=True,
             axis="blocks",

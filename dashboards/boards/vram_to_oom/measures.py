@@ -12,7 +12,6 @@ from dashboards.boards.panels import (
     events,
     lines,
 )
-from dashboards.boards.pending import PREEMPTIONS
 from dashboards.boards.queries import (
     POD,
     Query,
@@ -82,7 +81,7 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         events(
             "Preemptions by reason",
-            Query(total(increase(PREEMPTIONS), ("reason",)), "{{reason}}"),
+            Query(total(increase(cache.PREEMPTIONS), ("reason",)), "{{reason}}"),
             note=Note(
                 "Sequences that lost blocks, by why.",
                 "oom and pool_shrunk come from the device; kv_full from the pool, see KV cache.",
