@@ -10,9 +10,6 @@ from dashboards.boards.uids import KV_CACHE
 from service.telemetry.catalog import cache, memory, requests
 
 _MINUTE = 60
-# Not in the catalogue yet.
-_FREE_LOW = "plimsoll_kv_free_low_blocks"
-_SWAP_BYTES = "plimsoll_swap_bytes_total"
 _HELD = f'sum without (state) ({cache.BLOCKS.name}{{state=~"active|reserved|kept"}})'
 
 EXHAUSTION = Alert(
@@ -47,7 +44,7 @@ LOW = Alert(
     description="In the last minute blocks that are free or may be evicted fell to "
     "{{ $value | humanizePercentage }} of the pool.",
     condition=Condition(
-        query=f"{_FREE_LOW} / {cache.CAPACITY.name}",
+        query=f"{cache.FREE_LOW.name} / {cache.CAPACITY.name}",
         comparison=Comparison.BELOW,
         threshold=0.05,
         unit="ratio",
@@ -104,7 +101,7 @@ PING_PONG = Alert(
     description="{{ $value | humanizePercentage }} of the KV pool goes to the host and comes back "
     "each second.",
     condition=Condition(
-        query=f"min without (direction) (rate({_SWAP_BYTES}[1m])) / "
+        query=f"min without (direction) (rate({cache.SWAP.name}[1m])) / "
         f"clamp_min({cache.CAPACITY.name} * {cache.BLOCK_SIZE.name}, 1)",
         comparison=Comparison.ABOVE,
         threshold=0.01,

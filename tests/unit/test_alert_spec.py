@@ -22,7 +22,7 @@ from service.telemetry.catalog import METRICS
 
 # What Prometheus itself adds, and the parts of a histogram.
 _SCRAPE = {"up"}
-_PENDING = {"plimsoll_kv_free_low_blocks", "plimsoll_swap_bytes_total"}  # of the engine
+_SELECTOR = re.compile(r"\b(plimsoll_[a-z0-9_]+)\{([^}]*)\}")
 _NAME = re.compile(r"\bplimsoll[_:][a-z0-9_:]+|\bup\b")
 
 
@@ -61,9 +61,21 @@ def test_an_alert_is_valid_promql(alert: Alert) -> None:
 
 @each_alert()
 def test_what_an_alert_asks_for_is_in_the_catalogue(alert: Alert) -> None:
-    known = _SCRAPE | _PENDING | METRICS.keys() | {recording.name for recording in RECORDINGS}
+    known = _SCRAPE | METRICS.keys() | {recording.name for recording in RECORDINGS}
     for name in _NAME.findall(alert.expr):
         assert name in known or name.removesuffix("_bucket") in known, name
+
+
+@each_alert()
+def test_what_an_alert_selects_by_is_in_the_catalogue(alert: Alert) -> None:
+    for metric, matchers in _SELECTOR.findall(alert.expr):
+        values_of = {label.name: label.values for label in METRICS[metric].labels}
+        for matcher in matchers.split(","):
+            found = re.fullmatch(r'(\w+)=~?"([^"]*)"', matcher)
+            assert found, matcher
+            values = values_of[found[1]]
+            assert values is not None
+            assert set(found[2].split("|")) <= set(values)
 
 
 @each_alert()
