@@ -20,7 +20,7 @@ from scripted_engine import COUNT, EXHAUST, FAIL, HOLD, REFUSE, WAIT
 
 from service.config import ServeSettings
 from service.front.call import GenerationCall
-from service.front.events import RequestError
+from service.front.events import DuplicateRequestId, RequestError
 from service.front.front import Front
 from service.front.observer import Ending, RequestObserver
 from service.telemetry.catalog import requests, server, tenants
@@ -145,6 +145,8 @@ async def test_after_chaos_the_sums_are_right(tmp_path: Path, seed: int) -> None
         steady = await front.generate(call([COUNT], "steady", max_tokens=4000))
         reader = asyncio.create_task(collect(steady))
         await eventually(lambda: witness.tokens > 0)
+        with pytest.raises(DuplicateRequestId):
+            await front.generate(call([COUNT], "steady"))
         calls = [asyncio.create_task(one_request(front, rng, number)) for number in range(200)]
         for _ in range(2):
             await asyncio.sleep(0.3)
@@ -158,7 +160,7 @@ async def test_after_chaos_the_sums_are_right(tmp_path: Path, seed: int) -> None
     finished = {o: page.value(requests.FINISHED, outcome=o) for o in requests.OUTCOME.values or ()}
     admitted, refused = page.value(requests.ADMITTED), page.total(requests.REFUSED)
     assert_adds_up(page)
-    assert admitted + refused == len(calls) + 1
+    assert admitted + refused == len(calls) + 2
     assert witness.live == 0
     assert finished["completed"] == stats.completed_requests > 20
     assert finished["cancelled"] == stats.cancelled_requests > 0
