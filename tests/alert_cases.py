@@ -517,6 +517,7 @@ CASES = (*DEVICE, *KV, *SERVING, *FACTS, *BLINDNESS)
 
 # Others take memory from 60 s on, and at 150 s a step finds none. The pool gives way from 75 s on,
 # until it can no more.
+CLIMB_BEGIN_SECONDS = 60
 CLIMB_END_SECONDS = 150
 CLIMB = case(
     *("OutOfMemory", True, CLIMB_END_SECONDS, "a climb of 90 s"),
