@@ -1,13 +1,15 @@
 """Structured logs: JSON lines for machines, coloured lines on a terminal.
 
 Records of the standard library (grpc, asyncio) take the same form. What users wrote or
-models answered is never logged; `bind_request` gives every record of a call its id.
+models answered is never logged; `bind_request` gives every record of a call its id, tenant and
+trace.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from typing import Literal, TextIO
 
 import structlog
@@ -59,6 +61,6 @@ def configure_logging(
     )
 
 
-def bind_request(request_id: str) -> None:
-    """Puts the request id into every further record of the current task."""
-    structlog.contextvars.bind_contextvars(request_id=request_id)
+def bind_request(request_id: str, tenant: str, trace_ids: Mapping[str, str]) -> None:
+    """Puts what names a call into every further record of the current task."""
+    structlog.contextvars.bind_contextvars(request_id=request_id, tenant=tenant, **trace_ids)

@@ -31,6 +31,8 @@ from service.api.errors import (
     InvalidRequest,
     MalformedMessage,
 )
+from service.api.trace_metadata import trace_context
+from service.front.trace_context import TraceContext
 from service.logs import bind_request
 
 TENANT_KEY = "x-tenant-id"
@@ -57,6 +59,7 @@ class Call:
     arrival_seconds: float  # time.monotonic()
     tenant: str = ""
     deadline_seconds: float | None = None  # time.monotonic()
+    trace: TraceContext | None = None  # None: its client named none
     _on_done: list[Callable[[], None]] = field(default_factory=list)
     _done: bool = False
 
@@ -193,8 +196,10 @@ async def _serve(
     try:
         if isinstance(request, MalformedMessage):
             raise request
-        _identify(call, request, dict(context.invocation_metadata() or ()))
-        bind_request(call.request_id)
+        metadata = tuple(context.invocation_metadata() or ())
+        call.trace = trace_context(metadata)
+        _identify(call, request, dict(metadata))
+        bind_request(call.request_id, call.tenant, call.trace.ids if call.trace else {})
         return await behaviour(request, call)
     except ClientGone:
         return None  # there is nobody to answer

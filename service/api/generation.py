@@ -149,6 +149,7 @@ class Generation:
                 keep_special_tokens=options.keep_special_tokens,
                 continues_text=continues_text(request),
                 stream_interval_tokens=options.stream_interval_tokens,
+                trace=call.trace,
             )
         )
         call.on_done(handle.close)

@@ -33,6 +33,7 @@ class Outcomes:
             "request refused",
             request_id=call.request_id,
             tenant=call.tenant,
+            **_trace_ids(call),
             reason=type(error).__name__,
             prompt_tokens=len(call.prompt_ids),
         )
@@ -65,9 +66,12 @@ class Outcomes:
             "request ended",
             request_id=call.request_id,
             tenant=call.tenant,
+            **_trace_ids(call),
             outcome=outcome,
             finish_reasons=[reason and reason.name for reason in ending.finish_reasons],
             priority=call.priority,
+            candidates=call.candidate_count,
+            duration_seconds=round(ending.duration_seconds, 6),
             unsent_tokens=request.unsent_tokens,
             **asdict(ending.usage),
             **{
@@ -75,3 +79,8 @@ class Outcomes:
                 for name, value in asdict(ending.timings).items()
             },
         )
+
+
+def _trace_ids(call: GenerationCall) -> dict[str, str]:
+    """Given by hand: a request may end in another task than that of its call."""
+    return {} if call.trace is None else call.trace.ids

@@ -14,3 +14,8 @@ class TraceContext:
     parent_span_id: str | None  # of the client; None: the trace begins here
     is_sampled: bool  # kept by the client's word or by ratio; others are kept only if troubled
     state: str = ""  # what the client's `tracestate` said
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """What log records carry, under the names that OpenTelemetry gives them."""
+        return {"trace_id": self.trace_id, "span_id": self.span_id}

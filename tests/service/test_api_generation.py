@@ -279,6 +279,19 @@ async def test_a_tenant_that_is_too_long(server: ApiServer, value: str) -> None:
     assert list((await refused(call)).fields) == ["metadata.x-request-id"]
 
 
+async def test_the_trace_of_the_client_reaches_the_front(server: ApiServer) -> None:
+    trace_id, parent_id = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+    for traceparent in (f"00-{trace_id}-{parent_id}-01", "00-nonsense"):
+        await server.stub.Generate(
+            pb.GenerateRequest(text="x"),
+            metadata=[("traceparent", traceparent), ("tracestate", "vendor=1")],
+        )
+    trace, without = (call.trace for call in server.front.calls)
+    assert trace is not None
+    assert (trace.trace_id, trace.parent_span_id, trace.state) == (trace_id, parent_id, "vendor=1")
+    assert without is None
+
+
 async def test_headers_wait_for_admission(server: ApiServer) -> None:
     """A client retries by itself only until it has seen headers."""
     server.front.refusal = None

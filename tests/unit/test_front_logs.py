@@ -14,7 +14,10 @@ from front_fakes import ByteTokenizer, call
 from service.front.events import Draining
 from service.front.outcome import Outcomes
 from service.front.request import LiveRequest
+from service.front.trace_context import TraceContext
 from service.logs import bind_request, configure_logging
+
+TRACE = TraceContext("ab" * 16, "cd" * 8, None, is_sampled=True)
 
 
 @pytest.fixture
@@ -34,7 +37,7 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
 
 def test_json_when_not_a_terminal_for_both_kinds_of_loggers(stream: io.StringIO) -> None:
     configure_logging("info", "auto", stream)
-    bind_request("r-1")
+    bind_request("r-1", "acme", {"trace_id": "4b", "span_id": "0f"})
     structlog.get_logger("ours").info("hello", tokens=3)
     structlog.get_logger("ours").debug("hidden")
     logging.getLogger("theirs").warning("careful %s", "x")
@@ -45,7 +48,9 @@ def test_json_when_not_a_terminal_for_both_kinds_of_loggers(stream: io.StringIO)
         "warning",
         "theirs",
     )
-    assert ours["request_id"] == theirs["request_id"] == "r-1"
+    for line in (ours, theirs):
+        assert (line["request_id"], line["tenant"]) == ("r-1", "acme")
+        assert (line["trace_id"], line["span_id"]) == ("4b", "0f")
 
 
 def test_console_form_and_exceptions(stream: io.StringIO) -> None:
@@ -63,7 +68,9 @@ def test_console_form_and_exceptions(stream: io.StringIO) -> None:
 def test_the_end_of_a_request_is_one_line_without_its_words(stream: io.StringIO) -> None:
     configure_logging("info", "json", stream)
     outcomes = Outcomes()
-    secret = call([*b"my secret prompt"], "r-9", tenant="t", stop=("secret stop",), salt="salt!")
+    secret = call(
+        [*b"my secret prompt"], "r-9", tenant="t", stop=("secret stop",), salt="salt!", trace=TRACE
+    )
     request = LiveRequest(
         secret,
         range(1, 2),
@@ -82,7 +89,9 @@ def test_the_end_of_a_request_is_one_line_without_its_words(stream: io.StringIO)
     assert (outcomes.cancelled, outcomes.failed, outcomes.rejected) == (1, 1, 1)
     for name in ("queue_seconds", "prompt_tokens", "completion_tokens", "recomputed_tokens"):
         assert name in cancelled
-    assert cancelled["request_id"] == "r-9"
+    for line in (cancelled, failed, refused):
+        assert (line["request_id"], line["tenant"]) == ("r-9", "t")
+        assert (line["trace_id"], line["span_id"]) == (TRACE.trace_id, TRACE.span_id)
     text = stream.getvalue()
     assert "secret" not in text
     assert "salt!" not in text
