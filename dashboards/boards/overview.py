@@ -17,7 +17,6 @@ from dashboards.boards.panels import (
     timeline,
     value,
 )
-from dashboards.boards.pending import LOGS_SUPPRESSED, SPANS
 from dashboards.boards.queries import (
     POD,
     Query,
@@ -257,19 +256,13 @@ def _servers() -> tuple[PanelBuilder, ...]:
                 "crash loop.",
             ),
         ),
-        lines(
-            "Lost evidence",
-            Query(quantities.per_second(SPANS, "result"), "spans {{result}}"),
-            Query(quantities.per_second(LOGS_SUPPRESSED), "log records suppressed"),
-            Query(quantities.per_second(server.FLIGHT_LOST), "flight records lost"),
-            unit=Unit.COUNT,
+        events(
+            "Lost flight records",
+            Query(total(increase(server.FLIGHT_LOST), POD), "{{pod}}"),
             note=Note(
-                "A second: spans of traces that were sent, and what of traces, logs and flight "
-                "records was not kept. Serving goes on without them.",
-                "Dropped or failed spans: see to the collector. Lost flight records: the disk is "
-                "full or may not be written.",
+                "Evidence of trouble that could not be written. Serving goes on without it.",
+                "The disk of the flight folder is full or may not be written.",
             ),
-            axis="per second",
         ),
     )
 
