@@ -15,15 +15,21 @@ from typing import Literal, TextIO
 import structlog
 from structlog.typing import Processor
 
+from service.repeats import RepeatFilter
+
 LogFormat = Literal["auto", "json", "console"]
 
 
 def configure_logging(
-    level: str = "info", log_format: LogFormat = "auto", stream: TextIO | None = None
+    level: str = "info",
+    log_format: LogFormat = "auto",
+    stream: TextIO | None = None,
+    repeats_per_minute: int = 0,
 ) -> None:
     """Sets up the logs of this process; a later call replaces an earlier one.
 
     `auto` is `console` when the stream (default: standard error) is a terminal.
+    `repeats_per_minute`: see `RepeatFilter`; 0: everything is written.
     """
     stream = stream or sys.stderr
     if log_format == "auto":
@@ -40,6 +46,7 @@ def configure_logging(
     else:
         render = [structlog.dev.ConsoleRenderer(colors=stream.isatty())]
     handler = logging.StreamHandler(stream)
+    handler.addFilter(RepeatFilter(repeats_per_minute))
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,

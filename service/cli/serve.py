@@ -62,11 +62,12 @@ def run(arguments: argparse.Namespace) -> int:
     ready_file: Path | None = arguments.ready_file
     with LoadingDisplay(_served_name(settings)) as display:
         # sys.stderr is the display's now, so that records appear above the bar …
-        configure_logging(settings.log_level, settings.log_format)
+        log_settings = (settings.log_level, settings.log_format, None, settings.log_repeats)
+        configure_logging(*log_settings)
 
         def ready(addresses: Addresses) -> None:
             display.finish()
-            configure_logging(settings.log_level, settings.log_format)  # … and here no more
+            configure_logging(*log_settings)  # … and here no more
             _announce(settings, addresses)
             if ready_file is not None:
                 lines = (addresses.inference, addresses.admin, addresses.metrics)

@@ -351,6 +351,17 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         Literal["auto", "json", "console"],
         about("Logging", "Form of the records; auto is console on a terminal, else json."),
     ] = "auto"
+    log_repeats: Annotated[
+        int,
+        about(
+            "Logging",
+            "Most records of one event in a minute; the next one tells how many were left out. "
+            "Ends of requests and errors with new facts are always written. 0: no limit.",
+            "records",
+            ge=0,
+            le=1_000_000,
+        ),
+    ] = 60
 
     def __post_init__(self) -> None:
         if self.fault_plan is not None and not self.engine.allow_faults:

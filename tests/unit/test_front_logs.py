@@ -53,6 +53,14 @@ def test_json_when_not_a_terminal_for_both_kinds_of_loggers(stream: io.StringIO)
         assert (line["trace_id"], line["span_id"]) == ("4b", "0f")
 
 
+def test_repeats_are_left_out_of_the_lines(stream: io.StringIO) -> None:
+    configure_logging("info", "json", stream, repeats_per_minute=2)
+    for number in range(4):
+        structlog.get_logger("ours").info("again", number=number)
+        logging.getLogger("theirs").warning("again")
+    assert [line.get("number") for line in lines(stream)] == [0, None, 1, None]
+
+
 def test_console_form_and_exceptions(stream: io.StringIO) -> None:
     configure_logging("debug", "console", stream)
     structlog.get_logger().debug("hello", tokens=3)
