@@ -7,6 +7,8 @@ from dataclasses import dataclass
 _WEIGHT = 0.2  # of the newest step among those of its kind
 _MAX_RATIO = 3.0  # to the mean of its kind: a step that was held up says no more than that
 _MAX_NEW_RATIO = 10.0  # to what is expected of the first of its kind
+# No step takes less, but a coarse clock may say so, and a relative error needs a time.
+_LEAST_SECONDS = 1e-6
 _HALF_LIFE_SECONDS = 10.0  # of computing, after which a kind of batch that is not seen counts half
 _STALE_WEIGHT = 1e-3  # of what is old: enough where nothing newer tells
 # Of a cost as large as a step, divided by the square of the batch it would be found in: what no
@@ -70,13 +72,15 @@ class StepCosts:
 
     def note(self, sequences: float, prefill_tokens: float, seconds: float) -> None:
         """A step took so long. It had sequences that decoded, or tokens of prompts, or both."""
+        seconds = max(seconds, _LEAST_SECONDS)
         self._computed_seconds += seconds
         key = _magnitude(sequences), _magnitude(prefill_tokens)
         kind = self._kinds.get(key)
         if kind is None:
             if (costs := self.costs) is not None:
                 expected_seconds = costs.step_seconds(sequences, prefill_tokens)
-                seconds = min(seconds, _MAX_NEW_RATIO * expected_seconds)
+                if expected_seconds > 0:  # else no batch has told anything of one like this
+                    seconds = min(seconds, _MAX_NEW_RATIO * expected_seconds)
             self._kinds[key] = _Kind(sequences, prefill_tokens, seconds, self._computed_seconds)
         else:
             kind.note(sequences, prefill_tokens, seconds)

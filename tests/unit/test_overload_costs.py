@@ -102,7 +102,7 @@ def test_no_order_of_batches_and_stalls_leads_far_from_the_truth(seed: int) -> N
 
 @given(
     steps=st.lists(
-        st.tuples(st.integers(0, 4096), st.integers(0, 8192), st.floats(1e-6, 600)), max_size=60
+        st.tuples(st.integers(0, 4096), st.integers(0, 8192), st.floats(0, 600)), max_size=60
     )
 )
 def test_costs_are_never_negative_nor_without_end(steps: list[tuple[int, int, float]]) -> None:
@@ -113,6 +113,22 @@ def test_costs_are_never_negative_nor_without_end(steps: list[tuple[int, int, fl
         assert costs is not None
         for cost in (costs.base_seconds, costs.sequence_seconds, costs.prefill_seconds):
             assert 0 <= cost < 1e6
+
+
+def test_a_step_that_took_no_time_by_the_clock_is_a_step() -> None:
+    learning = StepCosts()
+    learning.note(4, 0, 0.0)
+    assert learning.costs is not None
+    assert learning.costs.step_seconds(4) > 0
+
+
+def test_a_batch_that_is_taken_to_cost_nothing_is_learned() -> None:
+    learning = StepCosts()
+    learning.note(4, 0, 0.01)
+    learning._costs = Costs(0.0, 0.0, 0.0)  # as a fit may say
+    learning.note(0, 9, 0.5)
+    assert learning.costs is not None
+    assert learning.costs.step_seconds(0, 9) == pytest.approx(0.5, rel=0.1)
 
 
 def test_a_lone_request_takes_its_prompt_and_its_output() -> None:
