@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 WINDOW_SECONDS = 60.0
 # Messages of other libraries may hold numbers, so that no two are alike: the table is bounded,
@@ -33,13 +34,15 @@ class RepeatFilter(logging.Filter):
     facts, so none that says something new is lost; ends of requests are never left out.
     """
 
+    left_out: ClassVar[int] = 0  # by all filters of this process: logs may be set up again
+    _lock: ClassVar[threading.Lock] = threading.Lock()  # records come from any thread
+
     def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`limit` 0: everything is written. `clock` in seconds."""
         super().__init__()
         self._limit = limit
         self._clock = clock
         self._windows: dict[_Kind, _Window] = {}
-        self._lock = threading.Lock()  # records come from any thread
 
     def filter(self, record: logging.LogRecord) -> bool:
         kind = _kind(record)
@@ -58,6 +61,7 @@ class RepeatFilter(logging.Filter):
                     _tell(record, left_out)
             if window.written >= self._limit:
                 window.left_out += 1
+                RepeatFilter.left_out += 1
                 return False
             window.written += 1
             return True

@@ -13,6 +13,7 @@ from service.config import ServeSettings
 from service.config.tenants import parse_tenant_shares
 from service.front.front import Front
 from service.front.state import served_name
+from service.repeats import RepeatFilter
 from service.telemetry.catalog import server, vllm
 from service.telemetry.exporter import Exporter, Reading
 from service.telemetry.exposition import preferred
@@ -40,6 +41,7 @@ class Metrics:
         self._front = front
         self._settings = settings
         self._start_seconds = time.time()
+        self._suppressed_before = RepeatFilter.left_out
         self._version = version("plimsoll")
         exporter = Exporter(served_name(settings))
         known = parse_tenant_shares(settings.engine.tenant_shares or "")
@@ -94,6 +96,8 @@ class Metrics:
         stats, model = self._front.stats(), self._front.model
         yield Reading(server.INFO, 1, (self._version,))
         yield Reading(server.STARTED, self._start_seconds)
+        suppressed = RepeatFilter.left_out - self._suppressed_before
+        yield Reading(server.LOG_SUPPRESSED, suppressed)
         now = Moment(time.time(), time.monotonic())
         yield from readings(stats, model, self._tenants, now)
         yield from gpu_readings(self._gpus.view, now, self._settings.gpu_sample_seconds)

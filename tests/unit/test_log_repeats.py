@@ -25,8 +25,10 @@ def record(
 
 def test_repeats_are_left_out_and_the_next_minute_tells_how_many() -> None:
     clock = Clock()
+    before = RepeatFilter.left_out
     repeats = RepeatFilter(2, clock)
     assert [repeats.filter(record("full", n=n)) for n in range(5)] == [True, True] + [False] * 3
+    assert RepeatFilter.left_out - before == 3
     assert repeats.filter(record("other"))
     assert repeats.filter(record("full", name="theirs"))
     assert repeats.filter(record("full", logging.WARNING))

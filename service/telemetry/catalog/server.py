@@ -102,9 +102,15 @@ FAULT_STRIKES = Metric(
     kind=Kind.COUNTER,
     help="Faults that were carried out on purpose.",
 )
+LOG_SUPPRESSED = Metric(
+    name="plimsoll_log_records_suppressed_total",
+    kind=Kind.COUNTER,
+    help="Log records left out because too many of their kind came within a minute.",
+)
 
 METRICS = (
     *(INFO, MODEL_INFO, STARTED, STATE, LOOP_LAG, RESTARTS),
     *(SEQUENCES, STEPS, BUSY, COMPUTED_TOKENS, STEP_TIME),
     *(FLIGHT_RECORDS, FLIGHT_LOST, FLIGHT_LAST, FAULTS, FAULT_STRIKES),
+    LOG_SUPPRESSED,
 )
