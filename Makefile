@@ -47,11 +47,12 @@ test: $(STAMP) tools ## Run every test that needs no GPU and no cluster (the slo
 quick: $(STAMP) ## Run the tests that take seconds.
 	$(BIN)/python -m pytest -m "not slow"
 
-lint: $(STAMP) ## Check format, lint, types and the import contracts.
+lint: $(STAMP) ## Check format, lint, types, the import contracts, and dashboards and alerts.
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python -m dashboards.lint
 
 proto: $(STAMP) ## Regenerate the gRPC code from service/api/proto.
 	$(BIN)/python -m service.api.generate

@@ -86,7 +86,7 @@ FLIGHT_RECORDS_LOST = Alert(
     severity=Severity.WARNING,
     kind=AlertKind.BLINDNESS,
     dashboard=OVERVIEW,
-    panel="Lost evidence",
+    panel="Lost flight records",
 )
 
 ALERTS = (MEMORY_SAMPLE_OLD, GPU_SAMPLE_OLD, TARGET_DOWN, TARGET_ABSENT, FLIGHT_RECORDS_LOST)

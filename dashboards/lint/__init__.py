@@ -1,0 +1,1 @@
+"""Checks what promtool and Grafana let pass: each rule is a function from data to messages."""
