@@ -74,3 +74,14 @@ def test_no_limit_and_a_bounded_table() -> None:
     clock.seconds += WINDOW_SECONDS
     assert repeats.filter(record("no place"))
     assert not repeats.filter(record("no place"))
+
+
+def test_what_is_owed_is_told_however_late() -> None:
+    clock = Clock()
+    repeats = RepeatFilter(1, clock)
+    assert [repeats.filter(record("full")) for _ in range(3)] == [True, False, False]
+    clock.seconds += 10 * WINDOW_SECONDS
+    assert repeats.filter(record("other"))  # forgets the kinds that owe nothing
+    late = record("full")
+    assert repeats.filter(late)
+    assert late.msg == {"event": "full", "suppressed": 2}
