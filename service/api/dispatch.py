@@ -31,7 +31,7 @@ from service.api.errors import (
     InvalidRequest,
     MalformedMessage,
 )
-from service.api.trace_metadata import trace_context
+from service.api.trace_metadata import new_trace, trace_context
 from service.front.trace_context import TraceContext
 from service.logs import bind_request
 
@@ -136,11 +136,18 @@ class InFlight:
 
 
 def add_service(
-    server: grpc.aio.Server, descriptor: ServiceDescriptor, servicer: object, in_flight: InFlight
+    server: grpc.aio.Server,
+    descriptor: ServiceDescriptor,
+    servicer: object,
+    in_flight: InFlight,
+    trace_ratio: float | None = None,
 ) -> None:
-    """Registers every RPC of `descriptor`; AttributeError when `servicer` lacks one."""
+    """Registers every RPC of `descriptor`; AttributeError when `servicer` lacks one.
+
+    `trace_ratio`: of the calls whose client names no trace; None: these have none.
+    """
     handlers = {
-        method.name: _handler(method, getattr(servicer, method.name), in_flight)
+        method.name: _handler(method, getattr(servicer, method.name), in_flight, trace_ratio)
         for method in descriptor.methods
     }
     server.add_generic_rpc_handlers(
@@ -152,6 +159,7 @@ def _handler(
     method: MethodDescriptor,
     behaviour: Callable[[Any, Call], Awaitable[Any]],
     in_flight: InFlight,
+    trace_ratio: float | None,
 ) -> grpc.RpcMethodHandler[Any, Any]:
     request_type = message_factory.GetMessageClass(method.input_type)
     response_type = message_factory.GetMessageClass(method.output_type)
@@ -165,7 +173,7 @@ def _handler(
     async def handle(request: message.Message | MalformedMessage, context: Context) -> Any:
         in_flight.enter()
         try:
-            return await _serve(method, behaviour, request, context)
+            return await _serve(method, behaviour, request, context, trace_ratio)
         finally:
             in_flight.leave()
 
@@ -186,6 +194,7 @@ async def _serve(
     behaviour: Callable[[Any, Call], Awaitable[Any]],
     request: message.Message | MalformedMessage,
     context: Context,
+    trace_ratio: float | None,
 ) -> Any:
     """Runs one call and turns its exceptions into a status.
 
@@ -198,6 +207,8 @@ async def _serve(
             raise request
         metadata = tuple(context.invocation_metadata() or ())
         call.trace = trace_context(metadata)
+        if call.trace is None and trace_ratio is not None:
+            call.trace = new_trace(trace_ratio)
         _identify(call, request, dict(metadata))
         bind_request(call.request_id, call.tenant, call.trace.ids if call.trace else {})
         return await behaviour(request, call)

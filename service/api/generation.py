@@ -148,6 +148,7 @@ class Generation:
                 skip_text=options.skip_text,
                 keep_special_tokens=options.keep_special_tokens,
                 continues_text=continues_text(request),
+                is_chat=isinstance(request, pb.ChatRequest | pb.ChatStreamRequest),
                 stream_interval_tokens=options.stream_interval_tokens,
                 trace=call.trace,
             )

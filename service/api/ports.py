@@ -53,12 +53,14 @@ def open_ports(front: Front, settings: ServeSettings, served_by: str) -> Ports:
     in_flight = InFlight()
 
     inference = grpc.aio.server(options=server_options(settings))
-    add_service(inference, INFERENCE, InferenceServicer(front, settings, served_by), in_flight)
+    servicer = InferenceServicer(front, settings, served_by)
+    trace_ratio = None if settings.otlp_endpoint is None else settings.trace_ratio
+    add_service(inference, INFERENCE, servicer, in_flight, trace_ratio)
     health_pb2_grpc.add_HealthServicer_to_server(health, inference)
 
     admin = grpc.aio.server(options=server_options(settings))
-    servicer = EngineAdminServicer(front, settings.slow_reader_seconds)
-    add_service(admin, ADMIN, servicer, InFlight())
+    admin_servicer = EngineAdminServicer(front, settings.slow_reader_seconds)
+    add_service(admin, ADMIN, admin_servicer, InFlight())
     health_pb2_grpc.add_HealthServicer_to_server(health, admin)
     channelz.add_channelz_servicer(admin)  # type: ignore[arg-type]  # takes aio servers too
 

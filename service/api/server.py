@@ -26,6 +26,7 @@ from service.engine.messages import Loading
 from service.front.front import Front
 from service.front.state import DrainResult, EngineFailed, FrontState
 from service.telemetry.metrics import Metrics
+from service.telemetry.tracing.traces import Traces
 
 # After the drain nothing but the last status of each call is left to send.
 _CLOSE_SECONDS = 1.0
@@ -105,8 +106,10 @@ async def serve_front(
 ) -> None:
     """As `serve`, with a front that is not started yet; stops it too."""
     ports = open_ports(front, settings, served_by=socket.gethostname())
-    metrics = Metrics(front, settings)
+    traces = Traces(front, settings)
+    metrics = Metrics(front, settings, spans=lambda: traces.figures)
     await _start_metrics(metrics)
+    traces.start()
     await ports.inference.start()
     await ports.admin.start()
     ports.health.set(LIVENESS, True)
@@ -125,6 +128,7 @@ async def serve_front(
     finally:
         watcher.cancel()
         await _close(front, ports)
+        await traces.stop()
         await metrics.stop()
 
 

@@ -53,6 +53,21 @@ def trace_context(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext |
     )
 
 
+def new_trace(ratio: float) -> TraceContext:
+    """A trace that begins here, one of which `ratio` are sampled.
+
+    The decision is in the id, as OpenTelemetry's TraceIdRatioBased takes it, so that others which
+    sample by the same ratio keep the same traces.
+    """
+    trace_id = secrets.randbelow(2**128 - 1) + 1
+    return TraceContext(
+        trace_id=f"{trace_id:032x}",
+        span_id=_new_span_id(),
+        parent_span_id=None,
+        is_sampled=trace_id % 2**64 < round(ratio * 2**64),
+    )
+
+
 def _state(values: Iterable[str | bytes]) -> str:
     """The members of all `tracestate` headers in their order; empty when one is malformed."""
     whole = ",".join(value for value in values if isinstance(value, str))

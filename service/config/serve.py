@@ -72,6 +72,28 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             "API inference extension, dashboards of vLLM.",
         ),
     ] = False
+    otlp_endpoint: (
+        Annotated[
+            str,
+            about(
+                "Traces",
+                "Collector that traces of requests are sent to, by OTLP over gRPC, as "
+                "http://HOST:PORT or https://HOST:PORT; unset: there are none.",
+                pattern=r"^https?://[^/\s]+:[0-9]+/?$",
+            ),
+        ]
+        | None
+    ) = None
+    trace_ratio: Annotated[
+        float,
+        about(
+            "Traces",
+            "Share of requests to trace among those whose client did not decide. Requests that "
+            "fail, are preempted, outlive an engine or run out of memory are always sent.",
+            ge=0.0,
+            le=1.0,
+        ),
+    ] = 0.05
     reflection: Annotated[
         bool, about("Network", "Offer gRPC reflection, so that generic clients find the API.")
     ] = True

@@ -47,6 +47,7 @@ class GenerationCall:
     keep_special_tokens: bool = False
     continues_text: bool = False  # the output goes on where the prompt ends, a space included
     stream_interval_tokens: int = 1
+    is_chat: bool = False  # the prompt was made of a conversation
     trace: TraceContext | None = None  # None: nobody traces
 
     def end_of_time(self, arrival_seconds: float) -> EndOfTime:

@@ -10,6 +10,7 @@ from typing import Protocol
 import structlog
 
 from service.config import ServeSettings
+from service.engine.figures import Incident
 from service.engine.messages import (
     Abort,
     Exhausted,
@@ -225,6 +226,7 @@ class Dispatcher:
                 self.calls.answered(message)
             case IncidentReport():
                 self.flight.incident(message.incident)
+                self._tell_of(message.incident)
             case _:
                 raise AssertionError(f"not a message of a ready engine: {message!r}")
 
@@ -322,6 +324,15 @@ class Dispatcher:
         self._observer.requests_progressed(touched, now_seconds)
         self._submit_waiting()  # whom the quarantine kept back until now
 
+    def _tell_of(self, incident: Incident) -> None:
+        """A step without memory is something that happened to all requests in it."""
+        if incident.is_fatal:
+            return
+        touched = {self._in_engine.get(i): None for i in incident.sequence_ids}
+        for request in touched:
+            if request is not None:
+                request.ran_out_of_memory(incident)
+
     def _refuse(self, request: LiveRequest, refused: Refused) -> None:
         request.fail(
             ExceedsCapacity(
@@ -372,6 +383,9 @@ class Dispatcher:
         """The engine is gone with what it had left to say."""
         self.calls.fail()
         self.totals.engine_lost()
+        for sequence_id, request in self._in_engine.items():
+            if self._journal.was_started(sequence_id):
+                request.interrupted(sequence_id)
         self._in_engine.clear()
         settled: list[LiveRequest] = []
         for request in list(self._requests):

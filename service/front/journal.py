@@ -47,6 +47,11 @@ class Journal:
         again, entry.started = entry.started, True
         return known_tokens if again else 0
 
+    def was_started(self, sequence_id: int) -> bool:
+        """Whether an engine began to compute it; False for closed sequences."""
+        entry = self._entries.get(sequence_id)
+        return entry is not None and entry.started
+
     def record(self, sequence_id: int, token_ids: list[int]) -> None:
         """Notes received tokens. Closed sequences are ignored."""
         entry = self._entries.get(sequence_id)

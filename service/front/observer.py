@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from service.engine.figures import Incident
 from service.engine.messages import FinishReason, Preempted, Prefilled, Readmitted
 from service.front.call import GenerationCall
 from service.front.events import RequestError, Timings, Usage
@@ -50,8 +51,14 @@ class RequestObserver:
     def readmitted(self, call: GenerationCall, candidate: int, entry: Readmitted) -> None:
         """It is in the batch again after a preemption."""
 
+    def ran_out_of_memory(self, call: GenerationCall, incident: Incident) -> None:
+        """A step that it was in found no device memory."""
+
+    def interrupted(self, call: GenerationCall, candidate: int) -> None:
+        """The engine that computed it died; `resumed` follows, or the end."""
+
     def resubmitted(self, call: GenerationCall, candidate: int) -> None:
-        """The engine died, and it was sent to the next one."""
+        """After that, it was sent to the next engine."""
 
     def resumed(self, call: GenerationCall, candidate: int) -> None:
         """It goes on in a new engine."""
@@ -103,6 +110,14 @@ class Observers(RequestObserver):
     def readmitted(self, call: GenerationCall, candidate: int, entry: Readmitted) -> None:
         for observer in self._observers:
             observer.readmitted(call, candidate, entry)
+
+    def ran_out_of_memory(self, call: GenerationCall, incident: Incident) -> None:
+        for observer in self._observers:
+            observer.ran_out_of_memory(call, incident)
+
+    def interrupted(self, call: GenerationCall, candidate: int) -> None:
+        for observer in self._observers:
+            observer.interrupted(call, candidate)
 
     def resubmitted(self, call: GenerationCall, candidate: int) -> None:
         for observer in self._observers:

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import time
 
+from service.engine.figures import Incident
 from service.engine.messages import (
     Finished,
     FinishReason,
@@ -141,6 +142,14 @@ class LiveRequest:
             self._observer.preempted(self.call, index, move)
         else:
             self._observer.readmitted(self.call, index, move)
+
+    def ran_out_of_memory(self, incident: Incident) -> None:
+        """A step that a candidate was in found no device memory."""
+        self._observer.ran_out_of_memory(self.call, incident)
+
+    def interrupted(self, sequence_id: int) -> None:
+        """The engine that computed a candidate died."""
+        self._observer.interrupted(self.call, self._by_sequence[sequence_id].index)
 
     def resubmitted(self, sequence_id: int) -> None:
         """A candidate was sent to a new engine."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http import HTTPStatus
 from importlib.metadata import version
 
@@ -26,6 +26,7 @@ from service.telemetry.page import Pages
 from service.telemetry.readings import Moment, readings, vllm_readings
 from service.telemetry.request_metrics import RequestMetrics
 from service.telemetry.tenants import TenantNames
+from service.telemetry.tracing.figures import SpanFigures
 from service.telemetry.vllm_requests import VllmRequestMetrics
 
 PATH = "/metrics"
@@ -35,9 +36,15 @@ class Metrics:
     """Observes a front and answers scrapes. Belongs to the event loop of the front."""
 
     def __init__(
-        self, front: Front, settings: ServeSettings, gpus: GpuSampler | None = None
+        self,
+        front: Front,
+        settings: ServeSettings,
+        gpus: GpuSampler | None = None,
+        spans: Callable[[], SpanFigures] = SpanFigures,
     ) -> None:
-        """The front is not started yet. `gpus`: those that CUDA may use, unless given."""
+        """The front is not started yet. `gpus`: those that CUDA may use, unless given. `spans`
+        tells what became of those of traces."""
+        self._spans = spans
         self._front = front
         self._settings = settings
         self._start_seconds = time.time()
@@ -98,6 +105,10 @@ class Metrics:
         yield Reading(server.STARTED, self._start_seconds)
         suppressed = RepeatFilter.left_out - self._suppressed_before
         yield Reading(server.LOG_SUPPRESSED, suppressed)
+        spans = self._spans()
+        yield Reading(server.SPANS, spans.exported, ("exported",))
+        yield Reading(server.SPANS, spans.dropped, ("dropped",))
+        yield Reading(server.SPANS, spans.failed, ("failed",))
         now = Moment(time.time(), time.monotonic())
         yield from readings(stats, model, self._tenants, now)
         yield from gpu_readings(self._gpus.view, now, self._settings.gpu_sample_seconds)

@@ -107,10 +107,17 @@ LOG_SUPPRESSED = Metric(
     kind=Kind.COUNTER,
     help="Log records left out because too many of their kind came within a minute.",
 )
+SPANS = Metric(
+    name="plimsoll_trace_spans_total",
+    kind=Kind.COUNTER,
+    help="Spans of traces: exported, a collector has taken them; dropped, as too many waited; "
+    "failed, a collector did not take them.",
+    labels=(Label("result", ("exported", "dropped", "failed")),),
+)
 
 METRICS = (
     *(INFO, MODEL_INFO, STARTED, STATE, LOOP_LAG, RESTARTS),
     *(SEQUENCES, STEPS, BUSY, COMPUTED_TOKENS, STEP_TIME),
     *(FLIGHT_RECORDS, FLIGHT_LOST, FLIGHT_LAST, FAULTS, FAULT_STRIKES),
-    LOG_SUPPRESSED,
+    *(LOG_SUPPRESSED, SPANS),
 )

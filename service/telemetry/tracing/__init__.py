@@ -1,0 +1,1 @@
+"""Traces of requests, sent to an OTLP collector."""
