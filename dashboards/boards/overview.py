@@ -256,6 +256,19 @@ def _servers() -> tuple[PanelBuilder, ...]:
                 "crash loop.",
             ),
         ),
+        lines(
+            "Evidence left out",
+            Query(total(rate(server.SPANS, result="dropped")), "spans dropped"),
+            Query(total(rate(server.SPANS, result="failed")), "spans not taken"),
+            Query(total(rate(server.LOG_SUPPRESSED)), "log records"),
+            unit=Unit.COUNT,
+            note=Note(
+                "A second: spans of traces that too many others kept out or the collector did not take, and "
+                "log records of which there were too many of a kind.",
+                "Look after the collector, or lower trace_ratio; what repeats in the log is a "
+                "fault to find.",
+            ),
+        ),
         events(
             "Lost flight records",
             Query(total(increase(server.FLIGHT_LOST), POD), "{{pod}}"),
