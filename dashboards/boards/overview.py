@@ -262,6 +262,7 @@ def _servers() -> tuple[PanelBuilder, ...]:
             Query(total(rate(server.SPANS, result="failed")), "spans not taken"),
             Query(total(rate(server.LOG_SUPPRESSED)), "log records"),
             unit=Unit.COUNT,
+            width=24,
             note=Note(
                 "A second: spans of traces that too many others kept out or the collector did not take, and "
                 "log records of which there were too many of a kind.",
