@@ -256,6 +256,14 @@ def _servers() -> tuple[PanelBuilder, ...]:
                 "crash loop.",
             ),
         ),
+        events(
+            "Lost flight records",
+            Query(total(increase(server.FLIGHT_LOST), POD), "{{pod}}"),
+            note=Note(
+                "Evidence of trouble that could not be written. Serving goes on without it.",
+                "The disk of the flight folder is full or may not be written.",
+            ),
+        ),
         lines(
             "Evidence left out",
             Query(total(rate(server.SPANS, result="dropped")), "spans dropped"),
@@ -268,14 +276,6 @@ def _servers() -> tuple[PanelBuilder, ...]:
                 "log records of which there were too many of a kind.",
                 "Look after the collector, or lower trace_ratio; what repeats in the log is a "
                 "fault to find.",
-            ),
-        ),
-        events(
-            "Lost flight records",
-            Query(total(increase(server.FLIGHT_LOST), POD), "{{pod}}"),
-            note=Note(
-                "Evidence of trouble that could not be written. Serving goes on without it.",
-                "The disk of the flight folder is full or may not be written.",
             ),
         ),
     )
