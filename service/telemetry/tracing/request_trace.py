@@ -74,7 +74,6 @@ class RequestTrace:
 
     def interrupted(self, candidate: int, at_seconds: float) -> None:
         """The engine that computed it died."""
-        self._return(candidate, at_seconds, {})
         self._leave(candidate, "resubmitted", at_seconds, {})
 
     def resubmitted(self, candidate: int, at_seconds: float) -> None:
@@ -104,7 +103,7 @@ class RequestTrace:
         if self._left_out_events:
             self._root.attributes[names.LEFT_OUT_EVENTS] = self._left_out_events
         end_seconds = max(
-            at_seconds, *(span.end_seconds or span.begin_seconds for span in self._spans)
+            at_seconds, *(span.end_seconds or _last_seconds(span) for span in self._spans)
         )
         for span in self._spans:
             if span.end_seconds is None:
@@ -133,6 +132,7 @@ class RequestTrace:
 
     def _leave(self, candidate: int, name: str, at_seconds: float, attributes: Attributes) -> None:
         self._is_troubled = True
+        self._return(candidate, at_seconds, {})  # it may be out of the batch already
         span = self._gaps[candidate] = self._open(name, at_seconds)
         if span is not None:
             span.attributes = {names.CANDIDATE: candidate, **attributes}
@@ -155,8 +155,11 @@ class RequestTrace:
 
 def _close(span: SpanRecord | None, at_seconds: float) -> None:
     if span is not None:
-        last_seconds = span.events[-1].at_seconds if span.events else span.begin_seconds
-        span.end_seconds = max(at_seconds, last_seconds)
+        span.end_seconds = max(at_seconds, _last_seconds(span))
+
+
+def _last_seconds(span: SpanRecord) -> float:
+    return max([span.begin_seconds, *(event.at_seconds for event in span.events)])
 
 
 def new_span_id() -> str:
