@@ -272,8 +272,8 @@ def _servers() -> tuple[PanelBuilder, ...]:
             unit=Unit.COUNT,
             width=24,
             note=Note(
-                "A second: spans of traces that too many others kept out or the collector did not take, and "
-                "log records of which there were too many of a kind.",
+                "A second: spans of traces that too many others kept out or the collector did not "
+                "take, and log records of which there were too many of a kind.",
                 "Look after the collector, or lower trace_ratio; what repeats in the log is a "
                 "fault to find.",
             ),
