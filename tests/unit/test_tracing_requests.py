@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -21,7 +21,6 @@ from service.telemetry.tracing.records import SpanRecord, SpanTree
 
 TRACE_ID = "4bf92f3577b34da6a3ce929d0e0e4736"
 USAGE = Usage(prompt_tokens=3, completion_tokens=7, cached_prompt_tokens=2, recomputed_tokens=5)
-NO_USAGE = Usage(prompt_tokens=3, completion_tokens=0, cached_prompt_tokens=0, recomputed_tokens=0)
 TIMINGS = Timings(
     queue_seconds=1.0,
     prefill_seconds=2.0,
@@ -63,8 +62,9 @@ class World:
             error=error,
             completed=completed and error is None,
             finish_reasons=[FinishReason.EOS if completed else None],
-            usage=USAGE if completed else NO_USAGE,
-            timings=TIMINGS,
+            usage=USAGE,
+            # Nothing was sent to one that left, also of what was computed.
+            timings=TIMINGS if completed else replace(TIMINGS, time_to_first_token_seconds=0.0),
             duration_seconds=10.0,
         )
         self.traces.ended(request, ending)

@@ -143,8 +143,8 @@ def _ending_attributes(ending: Ending) -> Attributes:
         names.USAGE_CACHE_READ: usage.cached_prompt_tokens,
         names.RECOMPUTED_TOKENS: usage.recomputed_tokens,
     }
-    if usage.completion_tokens:
-        first_seconds = ending.timings.time_to_first_token_seconds
+    first_seconds = ending.timings.time_to_first_token_seconds
+    if first_seconds:  # 0: the client has got none
         attributes[names.RESPONSE_TIME_TO_FIRST_CHUNK] = first_seconds
     if ending.error is None and not ending.completed:
         attributes[names.OUTCOME] = "cancelled"
