@@ -8,16 +8,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grpc
 import pytest
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags
+from opentelemetry.sdk.resources import Resource
 from otlp_receiver import OtlpReceiver, attributes, free_port, otlp_receiver
 
 from service.telemetry.tracing.attributes import SCHEMA_URL
 from service.telemetry.tracing.collector import span_queue
 from service.telemetry.tracing.export import MAX_QUEUED_SPANS, SpanQueue
+from service.telemetry.tracing.otel import SpanMaker
 from service.telemetry.tracing.records import SpanEvent, SpanRecord, SpanTree
 from service.telemetry.tracing.request_trace import new_span_id
 
@@ -44,9 +47,15 @@ def tree(number: int = 0, spans: int = 4, state: str = "") -> SpanTree:
     return SpanTree(f"{number + 1:032x}", state, True, [root, *children], False)
 
 
+def patient_queue(endpoint: str) -> SpanQueue:
+    """Nothing but a close ends an export that hangs."""
+    exporter = OTLPSpanExporter(endpoint, insecure=True, timeout=600)
+    return SpanQueue(exporter, SpanMaker(Resource.create(), 0.0).spans)
+
+
 @contextlib.contextmanager
-def queue_to(endpoint: str) -> Iterator[SpanQueue]:
-    queue = span_queue(endpoint)
+def queue_to(endpoint: str, make: Callable[[str], SpanQueue] = span_queue) -> Iterator[SpanQueue]:
+    queue = make(endpoint)
     queue.start()
     try:
         yield queue
@@ -138,7 +147,7 @@ def test_a_slow_collector_costs_what_finds_no_place() -> None:
 def test_a_collector_that_hangs_does_not_keep_a_server_from_its_end() -> None:
     with otlp_receiver() as receiver:
         receiver.unblocked.clear()
-        with queue_to(receiver.endpoint) as queue:
+        with queue_to(receiver.endpoint, patient_queue) as queue:
             for number in range(400):
                 queue.put(tree(number))
             until_asked(receiver)
