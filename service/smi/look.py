@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from service.smi.buckets import increase
@@ -92,7 +93,9 @@ def _gpus(page: Page) -> tuple[GpuView, ...]:
 
 def _gpu_order(name: str) -> tuple[tuple[int, str], ...]:
     """2 before 10, and the parts of a GPU, as 0:1, after it."""
-    return tuple((int(part) if part.isdecimal() else 0, part) for part in name.split(":"))
+    parts = name.split(":")
+    # Python refuses to read a number of thousands of digits.
+    return tuple((int(part) if re.fullmatch("[0-9]{1,9}", part) else 0, part) for part in parts)
 
 
 def _memory(page: Page, earlier: Page | None) -> MemoryView:

@@ -17,6 +17,9 @@ from prometheus_client.samples import Sample
 from service.smi.buckets import Buckets
 from service.telemetry.catalog import METRICS, Metric, server
 
+# Nothing that a server counts is larger; beyond it sums overflow and nothing fits a terminal.
+_MOST = 2.0**63
+
 
 class PageError(ValueError):
     """The text is no page of metrics, or not one of ours."""
@@ -24,7 +27,10 @@ class PageError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Samples by name, those without a value left out."""
+    """Samples by name, those left out that tell no amount: NaN, infinity, more than there can be.
+
+    Labels are printable: what a server sends does not steer the terminal.
+    """
 
     samples: Mapping[str, tuple[Sample, ...]]
 
@@ -35,9 +41,10 @@ class Page:
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:
-                    if not math.isnan(sample.value):
-                        samples[sample.name].append(sample)
-        except ValueError as error:
+                    if abs(sample.value) <= _MOST:  # which no NaN is
+                        samples[sample.name].append(_printable(sample))
+        # The parser takes an empty label for one of a letter at least.
+        except (ValueError, IndexError) as error:
             raise PageError("the answer is not a page of metrics") from error
         if not samples.keys() & METRICS.keys():
             raise PageError("the metrics are not those of a Plimsoll server")
@@ -73,8 +80,9 @@ class Page:
         """A histogram, over all its series; None: it is not there."""
         counts: dict[float, float] = {}
         for sample in self.samples.get(f"{metric.name}_bucket", ()):
-            bound = float(sample.labels.get("le", "nan"))
-            counts[bound] = counts.get(bound, 0.0) + sample.value
+            bound = _bound(sample)
+            if bound is not None:
+                counts[bound] = counts.get(bound, 0.0) + sample.value
         if math.inf not in counts:
             return None
         bounds = tuple(sorted(counts))
@@ -85,3 +93,22 @@ class Page:
         """When the server started, in Unix time on its own clock: another one is another server,
         whose counters began at 0."""
         return self.value(server.STARTED)
+
+
+def _printable(sample: Sample) -> Sample:
+    if all(value.isprintable() for value in sample.labels.values()):
+        return sample
+    labels = {
+        name: "".join(each if each.isprintable() else "?" for each in value)
+        for name, value in sample.labels.items()
+    }
+    return sample._replace(labels=labels)
+
+
+def _bound(sample: Sample) -> float | None:
+    """Of a bucket; None: it has none, or one that is not a number."""
+    try:
+        bound = float(sample.labels["le"])
+    except (KeyError, ValueError):
+        return None
+    return None if math.isnan(bound) else bound

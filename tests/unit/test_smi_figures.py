@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import io
 import json
 import math
 from datetime import UTC, datetime
@@ -11,14 +12,18 @@ from itertools import accumulate, pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from service.smi.bar import segment_widths
 from service.smi.buckets import Buckets, increase
 from service.smi.document import document
 from service.smi.look import Look, view
 from service.smi.page import Page, PageError
-from service.telemetry.catalog import Metric, cache, gpu, memory, requests, server
+from service.smi.picture import picture
+from service.smi.view import ServerView
+from service.telemetry.catalog import METRICS, Label, Metric, cache, gpu, memory, requests, server
 
+NOON = datetime(2026, 12, 1, 12, tzinfo=UTC)
 BOUNDS = (0.1, 0.5, 1.0, 10.0, math.inf)
 AMOUNTS = st.lists(st.one_of(st.just(0), st.integers(1, 2**48)), min_size=1, max_size=9)
 
@@ -199,3 +204,56 @@ def test_what_is_no_number_is_not_known() -> None:
     (told,) = json.loads(document([shown], datetime.now(UTC), "1"))["servers"]
     assert told["memory"]["headroom_bytes"] is None
     assert told["memory"]["demand_bytes"] is None
+
+
+@pytest.mark.parametrize("amount", ["NaN", "+Inf", "-Inf", "1e300"])
+def test_what_is_no_amount_is_not_known(amount: str) -> None:
+    known = line(server.STARTED, 1.0)
+    every = "".join(
+        f'{each.name}{suffix}{{model="m",{label.name}="{value}",le="1"}} {amount}\n'
+        for each in METRICS.values()
+        for label in each.labels or (Label("none", None),)
+        for value in label.values or ("0",)
+        for suffix in ("", "_bucket")
+    )
+    page = look(known + every)
+    shown, without = view("a:1", page, page), view("a:1", look(known), look(known))
+    assert document([shown], NOON, "1") == document([without], NOON, "1")
+    assert drawn(shown) == drawn(without)
+
+
+@pytest.mark.parametrize("bound", ["", "abc", "NaN"])
+def test_a_bucket_without_a_bound_is_no_bucket(bound: str) -> None:
+    metric = requests.FIRST_TOKEN
+    buckets = line(server.STARTED, 1) + line(metric, 1, "_bucket", le="1")
+    buckets += line(metric, 2, "_bucket", le="+Inf")
+    odd = line(metric, 5, "_bucket", le=bound) + line(metric, 5, "_bucket")
+    assert look(buckets + odd).page.buckets(metric) == look(buckets).page.buckets(metric)
+
+
+def test_a_server_does_not_steer_the_terminal() -> None:
+    text = line(server.INFO, 1, version="\x1b]0;title\x07\x1b[2J\u202e1") + line(
+        memory.OWNED, 5, owner="\x1b[31m"
+    )
+    shown = view("a:1", look(text), None)
+    assert shown.version == "?]0;title??[2J?1"
+    assert "\x1b" not in drawn(shown)
+
+
+def drawn(shown: ServerView) -> str:
+    console = Console(file=io.StringIO(), width=80)
+    with console.capture() as capture:
+        console.print(picture([shown], NOON, "1"))
+    return capture.get()
+
+
+@pytest.mark.parametrize("labels", ['model="m", ="b"', "{", 'model="m'])
+def test_labels_that_are_none_make_no_page(labels: str) -> None:
+    with pytest.raises(PageError):
+        Page.parse(f"{server.STARTED.name}{{{labels}}} 1\n")
+
+
+def test_a_gpu_may_have_any_name() -> None:
+    long = "9" * 5000
+    text = "".join(line(gpu.USED, 1, gpu=name) for name in (long, "²", "", "10", "2"))
+    assert {each.gpu for each in view("a:1", look(text), None).gpus} == {long, "²", "", "10", "2"}
