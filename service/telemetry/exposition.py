@@ -7,6 +7,7 @@ labels of every sample of every page. Here that is done once for each series.
 from __future__ import annotations
 
 import enum
+import re
 from collections.abc import Iterable
 
 from prometheus_client.samples import Exemplar
@@ -22,6 +23,8 @@ class Format(enum.Enum):
     OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
+_NO_WEIGHT = re.compile(r"q=0(\.0{0,3})?")  # RFC 9110, 12.4.2: not acceptable
+
 END = {Format.TEXT: "", Format.OPENMETRICS: "# EOF\n"}
 
 
@@ -29,7 +32,8 @@ def preferred(accept: str) -> Format:
     """What a client wants that sends this Accept header; text when it says nothing of ours."""
     for item in accept.split(","):
         media_type, *parameters = (part.strip().lower() for part in item.split(";"))
-        if media_type == "application/openmetrics-text" and "q=0" not in parameters:
+        is_refused = any(_NO_WEIGHT.fullmatch(each) for each in parameters)
+        if media_type == "application/openmetrics-text" and not is_refused:
             return Format.OPENMETRICS
     return Format.TEXT
 

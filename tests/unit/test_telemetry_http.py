@@ -88,6 +88,8 @@ def test_an_answer_without_its_body_tells_its_length() -> None:
         ),
         ("text/plain, Application/OpenMetrics-Text", Format.OPENMETRICS),
         ("application/openmetrics-text;q=0, text/plain", Format.TEXT),
+        ("application/openmetrics-text; q=0.000, text/plain", Format.TEXT),
+        ("application/openmetrics-text;q=0.01", Format.OPENMETRICS),
         ("application/openmetrics-text; q=0.9", Format.OPENMETRICS),
         ("application/openmetrics-texture", Format.TEXT),
         (";;;,,,=", Format.TEXT),
