@@ -185,8 +185,21 @@ DEVICE = (
         device_headroom_low_bytes=_always(0),
         device_demand_bytes=_always(0),
     ),
-    case(*("PressureCritical", True, 60, "at once"), pressure_level=_jump(12, 1, 4)),
-    case(*("PressureCritical", False, 600, "high for long"), pressure_level=_always(3)),
+    case(
+        *("PressureCritical", True, 60, "at once"),
+        pressure_level=_jump(12, 1, 4),
+        admissions_open=_jump(12, 1, 0),
+    ),
+    case(
+        *("PressureCritical", False, 600, "high for long"),
+        pressure_level=_always(3),
+        admissions_open=_always(1),
+    ),
+    case(
+        *("PressureCritical", False, 600, "the queue is full, and memory is not short"),
+        pressure_level=_always(4),
+        admissions_open=_always(1),
+    ),
     case(*("AdmissionsClosed", True, 70, "for 10 s"), admissions_open=_jump(12, 1, 0)),
     case(*("AdmissionsClosed", False, 600, "open"), admissions_open=_always(1)),
     case(
@@ -533,6 +546,7 @@ CLIMB = case(
     device_demand_bytes=_always(1.5 * _GIB),
     device_demand_high_bytes=_always(1.5 * _GIB),
     pressure_level="1x14 2x8 3x3 4x800",
+    admissions_open="1x27 0x800",
     oom_rungs_total=_rungs(_jump(CLIMB_END_SECONDS // SCRAPE_SECONDS, 0, 1), _always(0)),
 )
 # Seconds before the end of the climb at which each of these fires by then.

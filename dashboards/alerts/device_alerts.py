@@ -33,6 +33,9 @@ _HEADROOM_SHARE = f"{memory.HEADROOM.name} / {memory.CAPACITY.name}"
 _LITTLE_IS_LEFT = Condition(
     query=_HEADROOM_SHARE, comparison=Comparison.BELOW, threshold=0.25, unit="ratio"
 )
+_CLOSED = Condition(
+    query=memory.ADMISSIONS_OPEN.name, comparison=Comparison.BELOW, threshold=1, unit="boolean"
+)
 
 LEAK = Alert(
     name="PlimsollMemoryLeakForecast",
@@ -193,6 +196,8 @@ PRESSURE_CRITICAL = Alert(
     condition=Condition(
         query=memory.PRESSURE.name, comparison=Comparison.ABOVE, threshold=3, unit="level"
     ),
+    # A full queue is critical too, and nothing of memory: only for memory the batch is closed.
+    guards=(_CLOSED,),
     for_seconds=0,
     severity=Severity.CRITICAL,
     kind=AlertKind.PRECURSOR,
@@ -204,12 +209,7 @@ ADMISSIONS_CLOSED = Alert(
     name="PlimsollAdmissionsClosed",
     summary="The governor lets nobody into the batch",
     description="Sequences that wait are held back, so that those that run find device memory.",
-    condition=Condition(
-        query=memory.ADMISSIONS_OPEN.name,
-        comparison=Comparison.BELOW,
-        threshold=1,
-        unit="boolean",
-    ),
+    condition=_CLOSED,
     for_seconds=5,
     severity=Severity.WARNING,
     kind=AlertKind.PRECURSOR,
