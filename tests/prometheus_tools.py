@@ -8,6 +8,8 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "PLIMSOLL_PROMETHEUS_TOOLS"  # a folder that has them, before PATH
 UNPACKED = Path(__file__).parents[1] / ".venv" / "tools" / "usr" / "bin"
+# Where an Alertmanager that `.ci/tools` has unpacked looks for its templates: where it is started.
+TEMPLATES = UNPACKED.parent / "share" / "prometheus" / "alertmanager"
 
 # By the name the makers give them: the name in Debian.
 _NAMES = {

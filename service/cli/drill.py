@@ -59,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " (default 0.5)",
     )
     group.add_argument(
+        "--rise",
+        type=number(1, 3600),
+        metavar="SECONDS",
+        help="time in which they take it, 1 to 3600 (default 10, with --quick 5); alerts need a "
+        "minute to come first",
+    )
+    group.add_argument(
         "--recovery-limit",
         type=positive,
         default=60.0,

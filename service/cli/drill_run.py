@@ -67,6 +67,8 @@ async def _run(arguments: argparse.Namespace) -> Course:
     pace = dataclasses.replace(
         QUICK if arguments.quick else Pace(), recovery_limit_seconds=arguments.recovery_limit
     )
+    if arguments.rise is not None:
+        pace = dataclasses.replace(pace, rise_seconds=arguments.rise)
     order = Order(
         pace=pace,
         streams=arguments.streams,
