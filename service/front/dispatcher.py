@@ -271,10 +271,6 @@ class Dispatcher:
         self._quarantine.stepped()
         touched: dict[LiveRequest, None] = {}
         matched: list[int] = []
-        for move in report.moves:
-            request = self._in_engine.get(move.sequence_id)
-            if request is not None:
-                request.moved(move)
         for started in report.started:
             request = self._in_engine.get(started.sequence_id)
             if request is not None:
@@ -283,6 +279,10 @@ class Dispatcher:
                     request.resumed(started.sequence_id, known_tokens, started.cached_tokens)
                 request.started(started)
                 touched[request] = None
+        for move in report.moves:  # in one engine, none of them comes before the start
+            request = self._in_engine.get(move.sequence_id)
+            if request is not None:
+                request.moved(move)
         for chunk in report.prefilled:
             request = self._in_engine.get(chunk.sequence_id)
             if request is not None:
