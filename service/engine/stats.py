@@ -6,7 +6,7 @@ from collections import Counter
 
 from kvcache import CacheManager, MissReason, PreemptionMode
 from service.engine.figures import EngineStats, Vitals
-from service.engine.request import Sequence
+from service.engine.request import Sequence, SequenceState
 from service.engine.scheduler import Scheduler
 from service.engine.sequence_tiers import SequenceTiers
 from service.engine.step_meter import StepMeter
@@ -57,5 +57,8 @@ def engine_stats(
 def _blocks_by_tenant(running: list[Sequence], block_tokens: int) -> dict[str, int]:
     blocks: Counter[str] = Counter()
     for sequence in running:
-        blocks[sequence.spec.tenant] += -(-sequence.num_tokens // block_tokens)
+        # The newest token of one that decodes gets its slot in the next step.
+        is_decoding = sequence.state is SequenceState.DECODE
+        held_tokens = sequence.computed_tokens if is_decoding else sequence.num_tokens
+        blocks[sequence.spec.tenant] += -(-held_tokens // block_tokens)
     return dict(blocks)

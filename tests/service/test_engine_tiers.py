@@ -17,7 +17,7 @@ from kvcache.tiers.host import HostTier
 from kvcache.tiers.loads import LoadLimits
 from kvcache.tiers.offload import Offload
 from service.engine.figures import EngineStats, TierFigures
-from service.engine.messages import FinishReason, SequenceSpec
+from service.engine.messages import FinishReason, Preempted, Readmitted, SequenceSpec
 
 LAYOUT = KVLayout(1, 1, 1, 16, KVDtype.FLOAT32)  # that of the fake runner
 LEASE_SECONDS = 5.0  # as many steps of the harness
@@ -273,6 +273,14 @@ class TestSwap:
         # Only the last blocks, which were not full, are computed again.
         recomputed = sum(engine.finished(s.sequence_id).recomputed_tokens for s in low)
         assert recomputed < 2 * LAYOUT.block_tokens
+        moves = [move for report in engine.reports for move in report.moves]
+        lost = [move.lost_tokens for move in moves if isinstance(move, Preempted)]
+        back = [move.cached_tokens for move in moves if isinstance(move, Readmitted)]
+        assert sum(lost) == recomputed + sum(back)
+        size = LAYOUT.block_tokens
+        assert engine.tiers.swapped_out_blocks == sum(tokens // size for tokens in lost)
+        assert engine.tiers.swapped_in_blocks == sum(tokens // size for tokens in back) > 0
+        engine.assert_moves_are_told()
         engine.assert_nothing_is_kept()
 
     def test_a_full_host_leads_to_recompute_and_never_to_an_abort(self, engines: Engines) -> None:

@@ -1,4 +1,4 @@
-"""What is left of the figures of memory when an engine dies."""
+"""What is left of the figures when an engine dies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from api_fakes import ENGINE_STATS
 from memory_figures import VITALS
 
 from kvcache.pressure import FOREVER_SECONDS, PressureLevel
-from service.engine.figures import EngineStats, Vitals
+from service.engine.figures import EngineStats, TierFigures, Vitals
 from service.front.engine_totals import EngineTotals
 
 
@@ -94,3 +94,28 @@ def test_an_engine_that_has_not_looked_at_its_memory() -> None:
     stats = totals.current()
     assert stats is not None
     assert stats.vitals is None
+
+
+def test_events_of_the_cache_are_counted_over_engines_and_its_contents_are_not() -> None:
+    totals = EngineTotals()
+    tiers = TierFigures(*range(1, 1 + len(TierFigures.__struct_fields__)))
+    one = msgspec.structs.replace(ENGINE_STATS, tiers=tiers)
+    for engines in (1, 2, 3):
+        totals.update(one)
+        stats = totals.current()
+        assert stats is not None
+        assert stats.tiers is not None
+        assert stats.preemption_counts == tuple(engines * n for n in one.preemption_counts)
+        assert sum(stats.preemption_counts) == stats.preemptions == engines * one.preemptions
+        assert stats.misses == tuple(engines * n for n in one.misses)
+        assert stats.regretted_tokens == engines * one.regretted_tokens
+        assert stats.tiers.swapped_out_blocks == engines * tiers.swapped_out_blocks
+        assert stats.tiers.swapped_in_blocks == engines * tiers.swapped_in_blocks
+        assert stats.tenant_blocks == one.tenant_blocks
+        totals.engine_lost()
+        between = totals.current()
+        assert between is not None
+        assert between.tiers is not None
+        assert between.preemption_counts == stats.preemption_counts
+        assert between.tiers.swapped_in_blocks == stats.tiers.swapped_in_blocks
+        assert (between.tenant_blocks, between.slack_tokens) == ({}, 0)
