@@ -9,7 +9,7 @@ import re
 import secrets
 from collections.abc import Iterable
 
-from service.front.trace_context import TraceContext
+from service.front.trace_context import TraceContext, new_span_id
 
 PARENT_KEY = "traceparent"
 STATE_KEY = "tracestate"
@@ -46,7 +46,7 @@ def trace_context(metadata: Iterable[tuple[str, str | bytes]]) -> TraceContext |
         return None
     return TraceContext(
         trace_id=trace_id,
-        span_id=_new_span_id(),
+        span_id=new_span_id(),
         parent_span_id=parent_id,
         is_sampled=bool(int(flags, 16) & _SAMPLED_FLAG),
         state=_state(value for key, value in entries if key == STATE_KEY),
@@ -62,7 +62,7 @@ def new_trace(ratio: float) -> TraceContext:
     trace_id = secrets.randbelow(2**128 - 1) + 1
     return TraceContext(
         trace_id=f"{trace_id:032x}",
-        span_id=_new_span_id(),
+        span_id=new_span_id(),
         parent_span_id=None,
         is_sampled=trace_id % 2**64 < round(ratio * 2**64),
     )
@@ -79,8 +79,3 @@ def _state(values: Iterable[str | bytes]) -> str:
         return ""
     state = ",".join(members)
     return state if len(state) <= _MAX_STATE_CHARACTERS else ""
-
-
-def _new_span_id() -> str:
-    """Random and not zero, which would be no id."""
-    return f"{secrets.randbelow(2**64 - 1) + 1:016x}"

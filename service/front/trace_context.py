@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 
 
@@ -19,3 +20,8 @@ class TraceContext:
     def ids(self) -> dict[str, str]:
         """What log records carry, under the names that OpenTelemetry gives them."""
         return {"trace_id": self.trace_id, "span_id": self.span_id}
+
+
+def new_span_id() -> str:
+    """Random and not zero, which would be no id."""
+    return f"{secrets.randbelow(2**64 - 1) + 1:016x}"

@@ -17,12 +17,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags
 from opentelemetry.sdk.resources import Resource
 from otlp_receiver import OtlpReceiver, attributes, free_port, otlp_receiver
 
+from service.front.trace_context import new_span_id
 from service.telemetry.tracing.attributes import SCHEMA_URL
 from service.telemetry.tracing.collector import span_queue
 from service.telemetry.tracing.export import MAX_QUEUED_SPANS, SpanQueue
 from service.telemetry.tracing.otel import SpanMaker
 from service.telemetry.tracing.records import SpanEvent, SpanRecord, SpanTree
-from service.telemetry.tracing.request_trace import new_span_id
 
 CLOSE_SECONDS = 0.5
 HANG_SECONDS = 30.0  # far above any bound; more is a hang

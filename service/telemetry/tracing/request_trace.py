@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
-
 from service.engine.figures import Incident, PreemptionMode
 from service.engine.messages import Preempted, Prefilled, Readmitted
-from service.front.trace_context import TraceContext
+from service.front.trace_context import TraceContext, new_span_id
 from service.telemetry.tracing import attributes as names
 from service.telemetry.tracing.records import Attributes, SpanEvent, SpanRecord, SpanTree
 
@@ -160,8 +158,3 @@ def _close(span: SpanRecord | None, at_seconds: float) -> None:
 
 def _last_seconds(span: SpanRecord) -> float:
     return max([span.begin_seconds, *(event.at_seconds for event in span.events)])
-
-
-def new_span_id() -> str:
-    """Random and not zero, which would be no id."""
-    return f"{secrets.randbelow(2**64 - 1) + 1:016x}"
