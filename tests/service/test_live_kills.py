@@ -75,7 +75,8 @@ class Killer:
     """Kills engines, every second one soon after its start, and times the recoveries.
 
     A new engine computes prompts and what was said so far, in one prefill or a few, before it
-    says anything: so about half of the kills hit prefill and half decode.
+    says anything: so about half of the kills hit prefill and half decode. How long that takes
+    is the machine's; "soon" is within half of what it took the engines so far.
     """
 
     def __init__(self, server: LiveServer, traffic: Traffic, readiness: AsyncIterator[bool]):
@@ -84,15 +85,19 @@ class Killer:
         self._readiness = readiness
         self._moments = random.Random(50)
         self._killed_seconds: float | None = None
+        self._ready_seconds = time.monotonic()
+        self._silent_seconds: list[float] = []  # from ready to the first token, by engine
         self.recovery_seconds: list[float] = []
         self.silent_engines = 0  # killed before a client had heard a token of them
 
     async def run(self) -> None:
         for number in range(KILLS):
             if number % 2:
-                await asyncio.sleep(self._moments.uniform(0.0, 0.4))
+                soon_seconds = statistics.median(self._silent_seconds) / 2
+                await asyncio.sleep(self._moments.uniform(0.0, soon_seconds))
             else:
                 await self._traffic.heard.wait()
+                self._silent_seconds.append(self._traffic.heard_seconds - self._ready_seconds)
                 await asyncio.sleep(self._moments.uniform(0.0, 1.5))
             await self._kill()
         await self._traffic.heard.wait()
@@ -110,6 +115,7 @@ class Killer:
         await self._until(False)
         traffic.heard.clear()
         await self._until(True)
+        self._ready_seconds = time.monotonic()
 
     async def _until(self, ready: bool) -> None:
         async for is_ready in self._readiness:
