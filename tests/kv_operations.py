@@ -97,9 +97,9 @@ class Sequences(World):
         mirror.computed = cached
         mirror.digests = digests_of(mirror.tokens, self.index.root(mirror.namespace))
         self.live[mirror.sequence_id] = mirror
-        self.holds.pop(("expect", mirror.sequence_id), None)
-        self.holds.pop(("kept", mirror.sequence_id), None)
-        self.settle(new_blocks=needed - len(hits), tenant=mirror.tenant)
+        self.settle(
+            new_blocks=needed - len(hits), tenant=mirror.tenant, begun_id=mirror.sequence_id
+        )
         return True
 
     def start(self, mirror: Mirror) -> bool:

@@ -247,8 +247,18 @@ class World:
 
     # --- comparison ----------------------------------------------------------
 
-    def settle(self, *, new_blocks: int = 0, tenant: str = "", is_resize: bool = False) -> None:
-        """Compares model and manager after a step that needed so many blocks for the tenant."""
+    def settle(
+        self,
+        *,
+        new_blocks: int = 0,
+        tenant: str = "",
+        is_resize: bool = False,
+        begun_id: int | None = None,
+    ) -> None:
+        """Compares model and manager after a step that needed so many blocks for the tenant.
+
+        What was expected for the sequence that began is not any more, unless it made room itself.
+        """
         removals = self.index.take_removals()
         for block, _ in removals:
             self.levels.pop(block, None)
@@ -256,6 +266,8 @@ class World:
         self.read_tables()
         for_whom = None if is_resize else tenant
         dropped = self.forget_what_was_dropped(new_blocks > 0 or is_resize, for_whom)
+        self.holds.pop(("expect", begun_id), None)
+        self.holds.pop(("kept", begun_id), None)
         stats = self.manager.stats()
         if stats.expired_pins + stats.expired_loads + stats.expired_stores > self.lapsed:
             dropped = self.end_what_is_due() > 0

@@ -44,7 +44,7 @@ async def test_a_stopped_engine_is_replaced_and_streams_go_on(server: LiveServer
 
 
 @pytest.mark.parametrize(
-    ("streams", "niceness", "max_tokens"), [(8, 0, 8), (1, 15, 2)], ids=["busy", "starved"]
+    ("streams", "niceness", "max_tokens"), [(8, 0, 4), (1, 15, 2)], ids=["busy", "starved"]
 )
 async def test_an_engine_that_shares_its_cores_is_left_alone(
     server: LiveServer, streams: int, niceness: int, max_tokens: int

@@ -89,6 +89,19 @@ def test_an_idle_pool_admits_or_rejects_whatever_is_kept_in_it(core: CoreChoice)
     assert isinstance(scene.manager.admit(scene.mirror([7] * 33).request()), NeverFits)
 
 
+def test_what_was_kept_for_a_sequence_never_keeps_it_out(core: CoreChoice) -> None:
+    """Its own prefix, useless since a flush, goes before anything that others expect."""
+    scene = Scene(10, 4, core=core, tenants={"batch": TenantShare(quota_blocks=6)})
+    other = scene.run(letters("a"))
+    scene.preempt(other, keep_blocks=1)
+    kept = scene.run(letters("wxyz"), b"batch", tenant="batch")
+    scene.preempt(kept, keep_blocks=4)
+    scene.flush(b"batch")
+    assert scene.start(kept)
+    stats = scene.manager.stats()
+    assert (stats.dropped_expectations, stats.expected, stats.held) == (1, 1, 4)
+
+
 def test_what_counts_as_evictable_can_be_evicted_while_transfers_run(core: CoreChoice) -> None:
     """A copy under way keeps its own blocks, not the leaves above or beside them."""
     scene = Scene(8, 4, core=core)
