@@ -218,6 +218,7 @@ class FakeFront:
             state=self.state,
             pressure=self.pressure.value,
             engine=self.engine,
+            engine_has_spoken=self.engine is not None,
             bytes_per_block=1024,
             max_blocks=100,
             live_requests=8,

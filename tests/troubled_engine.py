@@ -59,6 +59,7 @@ class TroubledEngine(scripted_engine.Engine):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._troubles: dict[int, list[int]] = {}
         self._level = PressureLevel.NORMAL
+        self._rungs = [0] * len(OomRung)
         super().__init__(*arguments, **options)
 
     def _submit(self, spec: SequenceSpec) -> None:
@@ -98,6 +99,8 @@ class TroubledEngine(scripted_engine.Engine):
                 self._level = PressureLevel.CRITICAL
 
     def _tell(self, kind: str, rung: OomRung | None, batch: list[int] | None = None) -> None:
+        if rung is not None:
+            self._rungs[list(OomRung).index(rung)] += 1
         incident = Incident(
             kind=kind,
             cause=f"{kind} as ordered",
@@ -105,7 +108,9 @@ class TroubledEngine(scripted_engine.Engine):
             wanted_bytes=0 if rung is None else 4096,
             sequence_ids=list(self._sequences) if batch is None else batch,
             step_tokens=64,
-            vitals=vitals(taken_seconds=time.monotonic(), device_free_bytes=7),
+            vitals=vitals(
+                taken_seconds=time.monotonic(), device_free_bytes=7, rungs=tuple(self._rungs)
+            ),
         )
         self._channel.send(IncidentReport(incident))
 
@@ -118,7 +123,7 @@ class TroubledEngine(scripted_engine.Engine):
                 os.abort()
 
     def _stats(self) -> EngineStats:
-        facts = vitals(taken_seconds=time.monotonic(), level=self._level)
+        facts = vitals(taken_seconds=time.monotonic(), level=self._level, rungs=tuple(self._rungs))
         return msgspec.structs.replace(super()._stats(), vitals=facts)
 
 

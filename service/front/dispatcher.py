@@ -224,9 +224,11 @@ class Dispatcher:
                 if isinstance(message, Resized):
                     self._pool_blocks = message.ceiling_blocks
                 self.calls.answered(message)
-            case IncidentReport():
-                self.flight.incident(message.incident)
-                self._tell_of(message.incident)
+            case IncidentReport(incident):
+                if incident.vitals is not None:
+                    self.totals.looked(incident.vitals)
+                self.flight.incident(incident)
+                self._tell_of(incident)
             case _:
                 raise AssertionError(f"not a message of a ready engine: {message!r}")
 

@@ -54,6 +54,7 @@ _MEMORY_IN_USE = (
     "context_bytes",
     "reclaimable_bytes",
     "demand_bytes",
+    "demand_high_bytes",
     "allocator_allocated_bytes",
     "allocator_reserved_bytes",
     "allocator_inactive_bytes",
@@ -67,43 +68,55 @@ class EngineTotals:
     """Adds the counters of dead engines to those of the living one."""
 
     def __init__(self) -> None:
+        self.has_spoken = False  # the present engine, of its numbers
         self._latest: EngineStats | None = None
+        self._vitals: Vitals | None = None  # may be newer than those of the latest numbers
         self._before: Counts = {}
         self._tiers_before: Counts = {}
         self._vitals_before: Counts = {}
 
     def update(self, stats: EngineStats) -> None:
         """Takes the newest numbers of the present engine."""
-        self._latest = stats
+        self.has_spoken = True
+        self._latest, self._vitals = stats, stats.vitals
+
+    def looked(self, vitals: Vitals) -> None:
+        """Takes what the present engine saw of its memory before it could tell all its numbers.
+
+        They may be its last words, and a rung of the ladder must not be lost with it.
+        """
+        self._vitals = vitals
 
     def engine_lost(self) -> None:
         """The next numbers come from an engine that counts from 0, with an empty pool."""
+        self.has_spoken = False
+        if self._vitals is not None:
+            vitals = _taken_over(self._vitals, self._vitals_before, _VITALS_COUNTERS)
+            self._vitals = _without_engine(vitals)
         latest = self._latest
         if latest is None:
             return
-        tiers, vitals = latest.tiers, latest.vitals
+        tiers = latest.tiers
         if tiers is not None:
             tiers = _taken_over(tiers, self._tiers_before, _TIER_COUNTERS)
             tiers = _emptied(tiers, _TIER_OCCUPANCY)
-        if vitals is not None:
-            vitals = _taken_over(vitals, self._vitals_before, _VITALS_COUNTERS)
-            vitals = _without_engine(vitals)
         latest = _emptied(
             _taken_over(latest, self._before, _COUNTERS), (*_OCCUPANCY, *_BLOCKS_IN_USE)
         )
-        self._latest = msgspec.structs.replace(
-            latest, blocks_free=latest.blocks_total, tiers=tiers, vitals=vitals
-        )
+        self._latest = msgspec.structs.replace(latest, blocks_free=latest.blocks_total, tiers=tiers)
 
     def current(self) -> EngineStats | None:
-        """Gauges of the present engine, counters of all; None before the first numbers."""
+        """Gauges of the present engine, counters of all; None before the first numbers.
+
+        Between two engines the gauges are those of an empty pool and an empty device.
+        """
         latest = self._latest
         if latest is None:
             return None
         return msgspec.structs.replace(
             _with(latest, self._before),
             tiers=latest.tiers and _with(latest.tiers, self._tiers_before),
-            vitals=latest.vitals and _with(latest.vitals, self._vitals_before),
+            vitals=self._vitals and _with(self._vitals, self._vitals_before),
         )
 
 
@@ -127,10 +140,15 @@ def _with(numbers: Numbers, before: Counts) -> Numbers:
 
 def _without_engine(vitals: Vitals) -> Vitals:
     """Memory when the engine's process is gone: what it had is free, and no step comes."""
+    free_bytes = vitals.device_total_bytes - vitals.other_bytes
     return msgspec.structs.replace(
         _emptied(vitals, _MEMORY_IN_USE),
         level=PressureLevel.NORMAL,
-        device_free_bytes=vitals.device_total_bytes - vitals.other_bytes,
+        admits=True,
+        pool_goal_blocks=vitals.pool_ceiling_blocks,
+        device_free_bytes=free_bytes,
+        headroom_low_bytes=free_bytes,
+        kv_free_low_blocks=vitals.pool_ceiling_blocks,
         kv_exhaustion_seconds=FOREVER_SECONDS,
         device_exhaustion_seconds=FOREVER_SECONDS,
     )

@@ -189,6 +189,7 @@ class Front:
             state=self.state,
             pressure=self._pressure.value,
             engine=self._dispatcher.totals.current(),
+            engine_has_spoken=self._dispatcher.totals.has_spoken,
             bytes_per_block=0 if self._model is None else self._model.bytes_per_block,
             max_blocks=0 if self._model is None else self._model.max_blocks,
             live_requests=len(requests),

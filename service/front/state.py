@@ -90,12 +90,14 @@ def describe_model(
 class FrontStats:
     """Gauges now and counters since the start of the front.
 
-    `engine` is None until the first engine has spoken; its counters go on over restarts.
+    `engine` is None until the first engine has spoken; its counters go on over restarts. Between
+    two engines its gauges say that nothing is in use, which nobody has measured.
     """
 
     state: FrontState
     pressure: PressureLevel
     engine: EngineStats | None
+    engine_has_spoken: bool  # the present engine, of its numbers
     bytes_per_block: int
     max_blocks: int  # that the pool can grow to
     live_requests: int

@@ -1,7 +1,8 @@
 """From the numbers of the front to metrics. Pure.
 
 A counter is there from the start, at 0. A gauge of the engine is not there until an engine has
-told it: nobody is shown a 0 that means "not known".
+told it: nobody is shown a 0 that means "not known". Those of its memory go when it dies, so that
+neither its last moments nor a device without it are taken for what its successor has.
 """
 
 from __future__ import annotations
@@ -136,7 +137,10 @@ def readings(
     yield from _tenant_readings(engine, tenants)
     yield from _tier_readings(engine)
     yield from _swap_readings(engine, model)
-    yield from _vital_readings(None if engine is None else engine.vitals, now)
+    vitals = None if engine is None else engine.vitals
+    if vitals is not None and stats.engine_has_spoken:
+        yield from _vital_gauges(vitals, now)
+    yield from _vital_counters(vitals)
 
 
 def vllm_readings(stats: FrontStats, model: ModelInfo | None) -> Iterator[Reading]:
@@ -236,11 +240,13 @@ def _tier_readings(engine: EngineStats | None) -> Iterator[Reading]:
         yield Reading(metric, read(tiers), labels)
 
 
-def _vital_readings(vitals: Vitals | None, now: Moment) -> Iterator[Reading]:
-    if vitals is not None:
-        for metric, labels, read in _VITAL_GAUGES:
-            yield Reading(metric, read(vitals), labels)
-        yield Reading(memory.SAMPLED, now.unix(vitals.taken_seconds))
+def _vital_gauges(vitals: Vitals, now: Moment) -> Iterator[Reading]:
+    for metric, labels, read in _VITAL_GAUGES:
+        yield Reading(metric, read(vitals), labels)
+    yield Reading(memory.SAMPLED, now.unix(vitals.taken_seconds))
+
+
+def _vital_counters(vitals: Vitals | None) -> Iterator[Reading]:
     yield Reading(memory.ALLOCATOR_RETRIES, 0 if vitals is None else vitals.allocator_retries)
     yield Reading(memory.ALLOCATOR_OOMS, 0 if vitals is None else vitals.allocator_ooms)
     rungs = (0,) * len(OomRung) if vitals is None else vitals.rungs

@@ -25,6 +25,7 @@ from service.front.state import FrontState
 
 TROUBLED = (sys.executable, troubled_engine.__file__)
 TOKENS = 60
+RUNGS = {Trouble.RUNG: 1, Trouble.STRANGERS: 1, Trouble.STORM: 40}
 
 
 async def start(front: Front, prompts: list[list[int]]) -> list[asyncio.Task[Result]]:
@@ -59,6 +60,10 @@ async def test_streams_are_whole_after_trouble_and_death(
     assert stats.engine_restarts == (ending is not Ending.NONE)
     assert stats.completed_requests == 8
     assert stats.failed_requests == 0
+    assert stats.engine is not None
+    assert stats.engine.vitals is not None
+    # A step without memory counts, whatever became of the engine.
+    assert sum(stats.engine.vitals.rungs) == RUNGS.get(trouble, 0)
 
 
 async def test_one_that_finds_no_memory_ends_alone(tmp_path: Path) -> None:

@@ -69,12 +69,39 @@ def test_a_dead_engine_has_no_memory() -> None:
     assert vitals.allocator_inactive_bytes == 0
 
 
-def test_what_led_to_the_death_of_an_engine_is_told_until_the_next_one_speaks() -> None:
+def test_what_a_dead_engine_was_short_of_its_successor_is_not() -> None:
     totals = EngineTotals()
-    totals.update(with_vitals(VITALS))
+    totals.update(with_vitals(msgspec.structs.replace(VITALS, admits=False, pool_goal_blocks=1)))
+    assert totals.has_spoken
     totals.engine_lost()
-    assert vitals_of(totals).headroom_low_bytes == VITALS.headroom_low_bytes
-    assert vitals_of(totals).demand_high_bytes == VITALS.demand_high_bytes
+    assert not totals.has_spoken
+    vitals = vitals_of(totals)
+    assert vitals.admits
+    assert vitals.pool_goal_blocks == vitals.pool_ceiling_blocks == vitals.kv_free_low_blocks
+    assert vitals.headroom_low_bytes == vitals.device_free_bytes
+    assert vitals.demand_high_bytes == 0
+
+
+def test_a_rung_that_was_told_with_the_last_words_is_counted() -> None:
+    totals = EngineTotals()
+    totals.update(with_vitals(msgspec.structs.replace(VITALS, rungs=(0, 0, 0, 0))))
+    totals.looked(msgspec.structs.replace(VITALS, rungs=(1, 0, 0, 0), allocator_ooms=1))
+    assert vitals_of(totals).rungs == (1, 0, 0, 0)
+    totals.engine_lost()
+    assert vitals_of(totals).rungs == (1, 0, 0, 0)
+    totals.looked(msgspec.structs.replace(VITALS, rungs=(0, 1, 0, 0), allocator_ooms=1))
+    totals.engine_lost()  # before it told anything else
+    assert vitals_of(totals).rungs == (1, 1, 0, 0)
+    assert vitals_of(totals).allocator_ooms == 2
+
+
+def test_the_first_words_of_an_engine_may_be_its_last() -> None:
+    totals = EngineTotals()
+    totals.looked(msgspec.structs.replace(VITALS, rungs=(1, 0, 0, 0)))
+    assert totals.current() is None
+    totals.engine_lost()
+    totals.update(with_vitals(msgspec.structs.replace(VITALS, rungs=(0, 2, 0, 0))))
+    assert vitals_of(totals).rungs == (1, 2, 0, 0)
 
 
 def test_the_level_of_a_dead_engine_does_not_stay() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -72,6 +73,17 @@ def test_an_engine_that_has_not_looked_at_its_memory_tells_none() -> None:
     assert cache.CAPACITY.name in names
     assert memory.OOM_RUNGS.name in names
     assert memory.FREE.name not in names
+
+
+def test_between_two_engines_counters_stay_and_figures_of_memory_go() -> None:
+    stats = dataclasses.replace(front_stats(FULL), engine_has_spoken=False)
+    between = {(r.metric.name, r.labels) for r in readings(stats, MODEL, tenants(), NOW)}
+    lost = told(FULL).keys() - between
+    assert {METRICS[name].kind for name, _labels in lost} == {Kind.GAUGE}
+    gone = {name for name, _labels in lost}
+    assert {memory.FREE.name, memory.HEADROOM_LOW.name, memory.SAMPLED.name} <= gone
+    assert {memory.ADMISSIONS_OPEN.name, cache.GOAL.name, cache.FREE_LOW.name} <= gone
+    assert cache.CAPACITY.name not in gone
 
 
 def test_readings_of_one_metric_follow_each_other() -> None:
