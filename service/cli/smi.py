@@ -111,8 +111,9 @@ class _Watch:
             page = read_page(server, self._timeout_seconds)
         except UnreadablePageError as error:
             return SilentView(str(server), str(error))
-        now = Look(page, time.time(), time.monotonic())
-        shown = view(str(server), now, self._last.get(server))
+        before = self._last.get(server)
+        now = Look.after(before, page, time.time(), time.monotonic())
+        shown = view(str(server), now, before)
         self._last[server] = now
         return shown
 

@@ -20,6 +20,9 @@ from service.telemetry.catalog import MODEL_LABEL, Metric, cache, gpu, memory, r
 
 # The same sample is told with another microsecond each time: it goes through two clocks.
 _SAME_SAMPLE_SECONDS = 0.02
+# An idle engine tells of its memory about once a second: a sample that stays for three times as
+# long is old, and one that two quick looks find is not.
+_STALE_SECONDS = 3.0
 _NOT_USED_STATES = ("free", "cached")
 _HELD_STATES = ("active", "reserved")
 
@@ -31,6 +34,25 @@ class Look:
     page: Page
     unix_seconds: float
     monotonic_seconds: float
+    # The age of a sample by our own clock, which may differ from that of the server.
+    sample_met_seconds: float  # monotonic: when a look first had the memory sample of this page
+
+    @classmethod
+    def after(
+        cls, before: Look | None, page: Page, unix_seconds: float, monotonic_seconds: float
+    ) -> Look:
+        """The look that follows `before`, the last one that had an answer of the same server."""
+        met_seconds = monotonic_seconds
+        if before is not None and _is_same_sample(before.page, page):
+            met_seconds = before.sample_met_seconds
+        return cls(page, unix_seconds, monotonic_seconds, met_seconds)
+
+
+def _is_same_sample(before: Page, now: Page) -> bool:
+    seconds_before, seconds_now = before.value(memory.SAMPLED), now.value(memory.SAMPLED)
+    if seconds_before is None or seconds_now is None:
+        return False
+    return abs(seconds_now - seconds_before) < _SAME_SAMPLE_SECONDS
 
 
 def view(address: str, now: Look, before: Look | None) -> ServerView:
@@ -54,7 +76,7 @@ def view(address: str, now: Look, before: Look | None) -> ServerView:
         up_seconds=_up_seconds(now),
         pressure_level=None if level is None else int(level),
         gpus=_gpus(page),
-        memory=_memory(page, earlier),
+        memory=_memory(now),
         kv=_kv(page),
         load=_load(now, before),
         counts=_counts(page, earlier),
@@ -98,11 +120,8 @@ def _gpu_order(name: str) -> tuple[tuple[int, str], ...]:
     return tuple((int(part) if re.fullmatch("[0-9]{1,9}", part) else 0, part) for part in parts)
 
 
-def _memory(page: Page, earlier: Page | None) -> MemoryView:
-    sampled, before = (
-        page.value(memory.SAMPLED),
-        None if earlier is None else earlier.value(memory.SAMPLED),
-    )
+def _memory(now: Look) -> MemoryView:
+    page = now.page
     return MemoryView(
         capacity_bytes=page.value(memory.CAPACITY),
         owned_bytes=page.by_label(memory.OWNED, "owner"),
@@ -112,9 +131,7 @@ def _memory(page: Page, earlier: Page | None) -> MemoryView:
         demand_bytes=page.value(memory.DEMAND),
         demand_high_bytes=page.value(memory.DEMAND_HIGH),
         exhaustion_seconds=page.value(memory.DEVICE_EXHAUSTION),
-        is_stale=sampled is not None
-        and before is not None
-        and sampled - before < _SAME_SAMPLE_SECONDS,
+        is_stale=now.monotonic_seconds - now.sample_met_seconds >= _STALE_SECONDS,
     )
 
 

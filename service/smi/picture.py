@@ -163,7 +163,7 @@ def _memory(memory: MemoryView) -> list[tuple[str, RenderableType]]:
     ]
     rows.append(("headroom", Flow(texts)))
     if memory.is_stale:
-        rows.append(("", Text("STALE: memory was not looked at since the last look", "bold red")))
+        rows.append(("", Text("STALE: memory was not looked at for some seconds", "bold red")))
     return rows
 
 

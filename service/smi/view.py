@@ -23,7 +23,7 @@ class MemoryView:
     demand_bytes: float | None  # what the largest next step takes
     demand_high_bytes: float | None  # largest of the last 60 s
     exhaustion_seconds: float | None  # forecast; 86400: not in sight
-    is_stale: bool  # the server has not looked at it since the last look at the server
+    is_stale: bool  # looks at the server have found the same figures for seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,8 +33,8 @@ def line(metric: Metric, value: float, suffix: str = "", **labels: object) -> st
     return f"{metric.name}{suffix}{{{told}}} {value}\n"
 
 
-def look(text: str, at_seconds: float = 0.0) -> Look:
-    return Look(Page.parse(text), 1000.0 + at_seconds, at_seconds)
+def look(text: str, at_seconds: float = 0.0, before: Look | None = None) -> Look:
+    return Look.after(before, Page.parse(text), 1000.0 + at_seconds, at_seconds)
 
 
 def observed(values: list[float]) -> Buckets:
@@ -141,14 +141,29 @@ def test_another_server_process_is_looked_at_for_the_first_time() -> None:
     assert other.counts["engine_restarts"].since_last_look is None
 
 
-def test_memory_that_nobody_looks_at_is_told() -> None:
-    def page(sampled: float) -> str:
-        return line(memory.SAMPLED, sampled) + line(server.STARTED, 1)
+def stale_at(looks: dict[float, float]) -> list[bool]:
+    """What looks tell that find a sample of the second time at the first one."""
+    before, told = None, []
+    for at_seconds, sampled in looks.items():
+        text = line(memory.SAMPLED, sampled) + line(server.STARTED, 1)
+        now = look(text, at_seconds, before)
+        told.append(view("s", now, before).memory.is_stale)
+        before = now
+    return told
 
-    before = look(page(990.0))
-    assert not view("s", before, None).memory.is_stale
-    assert view("s", look(page(990.000004), 2), before).memory.is_stale
-    assert not view("s", look(page(992.0), 2), before).memory.is_stale
+
+def test_memory_that_nobody_looks_at_is_told() -> None:
+    """However often the server is looked at, and whatever its clock says."""
+    assert stale_at({0: 990.0, 2: 990.000004, 4: 990.000002}) == [False, False, True]
+    assert stale_at({0: 10.0, 60: 10.0}) == [False, True]
+    often = stale_at({n / 2: 7000.0 for n in range(9)})
+    assert often == [False] * 6 + [True] * 3
+    assert stale_at({0: 990.0, 4: 990.0, 5: 995.0, 6: 995.0}) == [False, True, False, False]
+
+
+def test_a_server_that_is_idle_looks_at_its_memory_often_enough() -> None:
+    """Two looks in one second find the same sample, which is no sign of anything."""
+    assert not any(stale_at({n / 5: float(n // 5) for n in range(50)}))
 
 
 def test_an_owner_and_a_state_of_a_newer_server_are_shown() -> None:

@@ -31,7 +31,7 @@ SILENT = SilentView("10.0.0.9:9002", "Connection refused")
 
 def look(name: str, ago_seconds: float = 0.0) -> Look:
     page = Page.parse((PAGES / f"{name}.txt").read_text())
-    return Look(page, NOW_SECONDS - ago_seconds, 100.0 - ago_seconds)
+    return Look.after(None, page, NOW_SECONDS - ago_seconds, 100.0 - ago_seconds)
 
 
 def live() -> list[ServerView | SilentView]:
