@@ -473,14 +473,6 @@ FACTS = (
         server_start_timestamp_seconds="1x10 60x10 120x800",
     ),
     case(
-        *("ServerFailed", True, 60, "at once"),
-        server_state={'state="failed"': _jump(12, 0, 1), 'state="ready"': _jump(12, 1, 0)},
-    ),
-    case(
-        *("ServerFailed", False, 600, "it restarts"),
-        server_state={'state="failed"': _always(0), 'state="restarting"': _always(1)},
-    ),
-    case(
         *("RequestKillsEngines", True, 60, "one"),
         requests_finished_total={'outcome="engine_crashed"': _jump(12, 0, 1)},
     ),

@@ -120,22 +120,6 @@ SERVER_CRASH_LOOP = Alert(
     dashboard=OVERVIEW,
     panel="Engine restarts",
 )
-SERVER_FAILED = Alert(
-    name="PlimsollServerFailed",
-    summary="The server has given up starting an engine",
-    description="It answers no request any more, until it is started again.",
-    condition=Condition(
-        query=f'sum without (state) ({server.STATE.name}{{state="failed"}})',
-        comparison=Comparison.ABOVE,
-        threshold=0,
-        unit="boolean",
-    ),
-    for_seconds=0,
-    severity=Severity.CRITICAL,
-    kind=AlertKind.FACT,
-    dashboard=OVERVIEW,
-    panel="Servers ready",
-)
 REQUEST_CRASHES = Alert(
     name="PlimsollRequestKillsEngines",
     summary="A request was ended since engines die of it",
@@ -157,5 +141,5 @@ REQUEST_CRASHES = Alert(
 
 ALERTS = (
     *(OUT_OF_MEMORY, REQUEST_LOST, DIED_OF_MEMORY, ENGINE_RESTARTED, ENGINE_CRASH_LOOP),
-    *(SERVER_CRASH_LOOP, SERVER_FAILED, REQUEST_CRASHES),
+    *(SERVER_CRASH_LOOP, REQUEST_CRASHES),
 )

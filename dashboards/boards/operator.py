@@ -6,7 +6,6 @@ from dashboards.boards import quantities, states, uids
 from dashboards.boards.annotations import all_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import (
-    ANY_IS_BAD,
     Limits,
     Note,
     Paint,
@@ -56,7 +55,7 @@ def _replicas() -> tuple[PanelBuilder, ...]:
                 unit=Unit.COUNT,
                 note=Note(means, act),
                 limits=limits,
-                width=6,
+                width=8,
             )
             for state, means, act, limits in (
                 (
@@ -77,12 +76,6 @@ def _replicas() -> tuple[PanelBuilder, ...]:
                     "They end by themselves; one that stays has a request that does not end.",
                     Limits("green", ((1, "yellow"),)),
                 ),
-                (
-                    "failed",
-                    "Servers whose engines die at once.",
-                    "`plimsoll flight list` tells why; it does not get better by itself.",
-                    ANY_IS_BAD,
-                ),
             )
         ),
         timeline(
@@ -90,9 +83,10 @@ def _replicas() -> tuple[PanelBuilder, ...]:
             Query(code_of_state(server.STATE, "state"), "{{pod}}"),
             names=states.SERVER,
             note=Note(
-                "What each server does.",
+                "What each server does. One that gives its engine up is failed for a few seconds "
+                "at most and then ends with status 1: its line ends, often without failed.",
                 "A server that alternates between restarting and ready is in a crash loop: drain "
-                "it and read its flight records.",
+                "it and read its flight records. Where a line has ended, read the newest one.",
             ),
         ),
         lines(
