@@ -15,8 +15,8 @@ from service.telemetry.exporter import Reading
 from service.telemetry.gpu_sampler import GpuSample, GpuView
 from service.telemetry.readings import Moment
 
-# Samples that are older than this and one interval are not told any more: it is long for a driver
-# that works, and soon for one that shows an old figure as if it were new.
+# What is older than this and one interval counts no more, be it a sample or an answer: it is long
+# for a driver that works, and soon for one that shows an old figure as if it were new.
 _LATE_SECONDS = 10.0
 
 _MemoryRows: TypeAlias = "tuple[tuple[Metric, Callable[[GpuMemory], float | None]], ...]"
@@ -37,11 +37,14 @@ _REST: _SampleRows = (
 
 def gpu_readings(view: GpuView, now: Moment, interval_seconds: float) -> Iterator[Reading]:
     """All that is known of the GPUs at this moment, when they are looked at so often."""
-    yield Reading(gpu.AVAILABLE, view.available)
+    oldest_seconds = now.monotonic_seconds - interval_seconds - _LATE_SECONDS
+    answered_seconds = view.answered_seconds
+    answers = view.available and answered_seconds is not None and answered_seconds >= oldest_seconds
+    yield Reading(gpu.AVAILABLE, answers)
     yield Reading(gpu.FAILURES, view.failures)
-    if view.answered_seconds is not None:
-        yield Reading(gpu.SAMPLED, now.unix(view.answered_seconds))
-    if now.monotonic_seconds - view.sampled_seconds > interval_seconds + _LATE_SECONDS:
+    if answered_seconds is not None:
+        yield Reading(gpu.SAMPLED, now.unix(answered_seconds))
+    if view.sampled_seconds < oldest_seconds:
         return
     for metric, of_memory in _MEMORY:
         for sample in view.samples:

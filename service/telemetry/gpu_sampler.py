@@ -38,7 +38,7 @@ class GpuSample:
 class GpuView:
     """What is known of the GPUs. Times are monotonic."""
 
-    available: bool = False  # the driver has answered
+    available: bool = False  # the driver has answered once
     samples: tuple[GpuSample, ...] = ()
     sampled_seconds: float = 0.0  # when the samples were taken
     # When all that was asked was last answered; before the first time, when the driver was first

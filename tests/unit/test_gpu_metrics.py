@@ -254,9 +254,15 @@ class TestReadings:
         view = GpuView(True, (self.SAMPLE,), 100.0, 100.0, failures=2)
         told = self.told(view, at_seconds=100.0 + age_seconds)
         assert (gpu.USED.name in told) == (gpu.PROCESS_MEMORY_KNOWN.name in told) == is_told
-        assert told[gpu.AVAILABLE.name] == 1
+        assert told[gpu.AVAILABLE.name] == is_told, "it answers, or no longer does"
         assert told[gpu.FAILURES.name] == 2
         assert told[gpu.SAMPLED.name] == 5_000.0 - age_seconds
+
+    def test_a_driver_that_has_lost_a_gpu_does_not_answer_though_the_others_are_told(self) -> None:
+        view = GpuView(True, (self.SAMPLE,), sampled_seconds=199.0, answered_seconds=100.0)
+        told = self.told(view, at_seconds=200.0)
+        assert told[gpu.AVAILABLE.name] == 0
+        assert told[gpu.USED.name] == 0, "a GPU that is empty"
 
     def test_a_driver_that_has_never_answered_is_told_by_its_age(self) -> None:
         told = self.told(GpuView(answered_seconds=100.0), at_seconds=160.0)

@@ -65,7 +65,8 @@ UTILIZATION = Metric(
 AVAILABLE = Metric(
     name="plimsoll_nvml_available",
     kind=Kind.GAUGE,
-    help="1 if the driver answers about GPUs. 0: no library, no driver, or it was not to be asked.",
+    help="1 if the driver answers about all GPUs. 0: no library, no driver, one that has hung or "
+    "has lost a GPU for more than 10 s, or it was not to be asked.",
 )
 SAMPLED = Metric(
     name="plimsoll_gpu_sample_timestamp_seconds",
