@@ -210,24 +210,40 @@ def test_grafana_files_have_their_structure() -> None:
 
 def test_no_alert_mutes_one_that_mutes_it() -> None:
     """One that is muted still mutes, so that both would be silent."""
-    config = yaml.safe_load((GENERATED / "alertmanager-example.yaml").read_text())
-    mutes = {
-        (source.name, target.name)
-        for rule in config["inhibit_rules"]
-        for source in ALERTS
-        for target in ALERTS
-        if matches(source, rule["source_matchers"]) and matches(target, rule["target_matchers"])
-    }
+    mutes = {(source, target) for source, targets in muted().items() for target in targets}
     assert not {(target, source) for source, target in mutes} & mutes
-    out_of_memory = {target for source, target in mutes if source == "PlimsollOutOfMemory"}
-    assert out_of_memory >= {alert.name for alert in ALERTS if alert.kind is AlertKind.PRECURSOR}
+
+
+def test_who_mutes_whom() -> None:
+    precursors = {alert.name for alert in ALERTS if alert.kind is AlertKind.PRECURSOR}
+    critical = {alert.name for alert in ALERTS if alert.severity is Severity.CRITICAL}
+    # What has just happened is no longer to be told as what comes.
+    assert muted()["PlimsollOutOfMemory"] >= precursors
+    # The server that started after it may run out again, and somebody has to hear of it.
+    assert muted()["PlimsollRestartAfterOutOfMemory"] & precursors == precursors - critical
     untouched = {
         alert.name
         for alert in ALERTS
         if alert.kind is AlertKind.BLINDNESS
         or (alert.kind is AlertKind.FACT and alert.severity is Severity.CRITICAL)
     } - {"PlimsollOutOfMemory"}  # which a lost request is worse than
-    assert not untouched & {target for _, target in mutes}
+    assert not untouched & set().union(*muted().values())
+
+
+@functools.cache
+def muted() -> dict[str, set[str]]:
+    """By the name of an alert, the names of those that it mutes."""
+    config = yaml.safe_load((GENERATED / "alertmanager-example.yaml").read_text())
+    return {
+        source.name: {
+            target.name
+            for rule in config["inhibit_rules"]
+            if matches(source, rule["source_matchers"])
+            for target in ALERTS
+            if matches(target, rule["target_matchers"])
+        }
+        for source in ALERTS
+    }
 
 
 def matches(alert: Alert, matchers: list[str]) -> bool:
