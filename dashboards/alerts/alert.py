@@ -82,7 +82,6 @@ class Alert:
     lead: Lead | None = None  # of a precursor
     dashboard: str  # uid
     panel: str  # title: where to look first
-    needs_gpu: bool = False  # the query answers nothing where the driver tells nothing
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -43,7 +43,6 @@ GPU_SAMPLE_OLD = Alert(
     kind=AlertKind.BLINDNESS,
     dashboard=VRAM_TO_OOM,
     panel="Age of samples",
-    needs_gpu=True,
 )
 TARGET_DOWN = Alert(
     name="PlimsollTargetDown",

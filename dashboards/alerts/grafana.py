@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from dashboards.alerts.alert import Alert, AlertKind, Comparison, Recording, Severity
+from dashboards.alerts.alert import Alert, Comparison, Recording, Severity
 from dashboards.alerts.prometheus import labels
 from dashboards.alerts.runbooks import url
 from dashboards.alerts.spec import (
@@ -102,15 +102,15 @@ def inlined(query: str, recordings: tuple[Recording, ...] = RECORDINGS) -> str:
 
 
 def _rule(alert: Alert) -> dict[str, object]:
-    blind = alert.kind is AlertKind.BLINDNESS and not alert.needs_gpu
     return {
         "uid": alert.uid,
         "title": alert.name,
         "condition": _CONDITION,
         "data": [_query(alert), _threshold(alert)],
-        # Where guards do not hold there are no data, which is good; figures that are missing
-        # altogether are what the alerts on blindness are for.
-        "noDataState": "Alerting" if blind else "OK",
+        # As in Prometheus: where guards do not hold there are no data, nor are there any of memory
+        # while an engine starts, and neither is what an alert says. That there is no server at all
+        # is for PlimsollTargetAbsent to say, whose query answers also then.
+        "noDataState": "OK",
         "execErrState": "Error",
         "for": seconds(alert.for_seconds),
         "isPaused": False,
