@@ -15,6 +15,7 @@ import pytest
 from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 from opentelemetry.proto.trace.v1.trace_pb2 import SpanFlags
 from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
 from otlp_receiver import OtlpReceiver, attributes, free_port, otlp_receiver
 
 from service.front.trace_context import new_span_id
@@ -171,6 +172,44 @@ def test_one_that_refuses_loses_those_batches_and_gets_the_next() -> None:
             until_told(queue, 8)
         assert queue.figures.exported == 4
         assert list(receiver.traces) == [f"{2:032x}"]
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_a_tree_that_cannot_be_converted_costs_itself_alone(broken: int) -> None:
+    def queue_that_fails_once(endpoint: str) -> SpanQueue:
+        maker = SpanMaker(Resource.create(), 0.0)
+
+        def spans_of(one: SpanTree) -> list[ReadableSpan]:
+            if one.trace_id == f"{broken + 1:032x}":
+                raise ValueError("an attribute that nobody can encode")
+            return maker.spans(one)
+
+        return SpanQueue(OTLPSpanExporter(endpoint, insecure=True), spans_of)
+
+    with otlp_receiver() as receiver:
+        with queue_to(receiver.endpoint, queue_that_fails_once) as queue:
+            for number in range(3):  # one batch
+                queue.put(tree(number, spans=3))
+            until_told(queue, 9)
+            queue.put(tree(3, spans=3))
+            until_told(queue, 12)
+        assert (queue.figures.failed, queue.figures.exported) == (3, 9)
+        arrived = {f"{number + 1:032x}" for number in range(4) if number != broken}
+        assert set(receiver.traces) == arrived
+
+
+def test_a_batch_of_nothing_but_broken_trees_is_not_sent() -> None:
+    def queue_that_fails(endpoint: str) -> SpanQueue:
+        def spans_of(_: SpanTree) -> list[ReadableSpan]:
+            raise ValueError("an attribute that nobody can encode")
+
+        return SpanQueue(OTLPSpanExporter(endpoint, insecure=True), spans_of)
+
+    with otlp_receiver() as receiver:
+        with queue_to(receiver.endpoint, queue_that_fails) as queue:
+            queue.put(tree())
+            until_told(queue, 4)
+        assert (queue.figures.failed, receiver.exports) == (4, 0)
 
 
 def test_one_that_is_away_is_found_when_it_comes_back() -> None:

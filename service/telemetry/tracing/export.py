@@ -83,8 +83,9 @@ class SpanQueue:
                 trees = self._take()
                 if not trees and self._is_closed:
                     return
-            if trees:
-                self._export([span for tree in trees for span in self._spans_of(tree)])
+            spans = [span for tree in trees for span in self._converted(tree)]
+            if spans:
+                self._export(spans)
 
     def _is_due(self) -> bool:
         return self._is_closed or self._queued_spans >= _BATCH_SPANS
@@ -97,6 +98,16 @@ class SpanQueue:
             spans += len(trees[-1].spans)
         self._queued_spans -= spans
         return trees
+
+    def _converted(self, tree: SpanTree) -> list[ReadableSpan]:
+        """The spans of a tree; none of one that cannot be converted, which is counted."""
+        try:
+            return self._spans_of(tree)
+        except Exception:  # noqa: BLE001  # a mistake of ours costs one trace, and is told
+            _log.exception("trace not converted", spans=len(tree.spans))
+            with self._changed:
+                self.figures.failed += len(tree.spans)
+            return []
 
     def _export(self, spans: Sequence[ReadableSpan]) -> None:
         try:
