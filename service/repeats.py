@@ -45,8 +45,10 @@ class RepeatFilter(logging.Filter):
         self._windows: dict[_Kind, _Window] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if self._limit == 0:
+            return True
         kind = _kind(record)
-        if self._limit == 0 or kind[1] in ACCOUNTS:
+        if kind[1] in ACCOUNTS:
             return True
         with self._lock:
             now_seconds = self._clock()
@@ -77,16 +79,28 @@ class RepeatFilter(logging.Filter):
 
 def _kind(record: logging.LogRecord) -> _Kind:
     if not isinstance(record.msg, dict):
-        return record.name, record.getMessage(), record.levelno, ""
+        return record.name, _text(record), record.levelno, ""
     facts = ""
     if record.levelno >= logging.ERROR:
         facts = repr(sorted((k, repr(v)) for k, v in record.msg.items() if k != _TIME_FIELD))
     return record.name, str(record.msg.get("event")), record.levelno, facts
 
 
+def _text(record: logging.LogRecord) -> str:
+    """The message; of a record whose arguments do not fit, what it was to be made of.
+
+    A mistake of another library must not be raised where it logs. The handler tells of it when
+    it cannot format the record.
+    """
+    try:
+        return record.getMessage()
+    except Exception:  # noqa: BLE001 (arguments may raise anything when they are formatted)
+        return record.msg if isinstance(record.msg, str) else str(type(record.msg))
+
+
 def _tell(record: logging.LogRecord, left_out: int) -> None:
     if isinstance(record.msg, dict):
         record.msg["suppressed"] = left_out
     else:
-        record.msg = f"{record.getMessage()} (suppressed: {left_out})"
+        record.msg = f"{_text(record)} (suppressed: {left_out})"
         record.args = ()

@@ -53,6 +53,18 @@ def test_json_when_not_a_terminal_for_both_kinds_of_loggers(stream: io.StringIO)
         assert (line["trace_id"], line["span_id"]) == ("4b", "0f")
 
 
+@pytest.mark.parametrize("repeats_per_minute", [0, 2])
+def test_a_mistake_of_another_library_is_told_and_not_raised_where_it_logs(
+    stream: io.StringIO, repeats_per_minute: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configure_logging("info", "json", stream, repeats_per_minute)
+    logging.getLogger("grpc").warning("retry in %d s", "soon")
+    assert "retry in %d s" in capsys.readouterr().err
+    logging.getLogger("grpc").warning("retry in %d s", 5)
+    (line,) = lines(stream)
+    assert line["event"] == "retry in 5 s"
+
+
 def test_repeats_are_left_out_of_the_lines(stream: io.StringIO) -> None:
     configure_logging("info", "json", stream, repeats_per_minute=2)
     for number in range(4):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+import pytest
+
 from service.repeats import MAX_KINDS, WINDOW_SECONDS, RepeatFilter
 
 
@@ -60,6 +62,32 @@ def test_records_of_other_libraries() -> None:
     late = theirs()
     assert repeats.filter(late)
     assert late.getMessage() == "lost x (suppressed: 2)"
+
+
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("it has no words")
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [("retry in %d s", ("soon",)), ("lost", ("x",)), ("%s", (Unprintable(),)), (Unprintable(), ())],
+)
+def test_a_record_that_cannot_be_formatted_is_as_good_as_any(
+    message: object, arguments: tuple[object, ...]
+) -> None:
+    clock = Clock()
+    repeats = RepeatFilter(1, clock)
+
+    def theirs() -> logging.LogRecord:
+        return logging.LogRecord("grpc", logging.WARNING, "", 0, message, arguments, None)
+
+    assert RepeatFilter(0, clock).filter(theirs())
+    assert [repeats.filter(theirs()) for _ in range(3)] == [True, False, False]
+    clock.seconds += WINDOW_SECONDS
+    late = theirs()
+    assert repeats.filter(late)
+    assert late.getMessage().endswith(" (suppressed: 2)")
 
 
 def test_no_limit_and_a_bounded_table() -> None:
