@@ -240,6 +240,10 @@ def _preemptions(reason: str, per_scrape: float) -> dict[str, str]:
     }
 
 
+def _preempted_at(at_scrape: int, times: int) -> dict[str, str]:
+    return {'mode="swap",reason="kv_full"': _jump(at_scrape, 0, times)}
+
+
 KV = (
     case(
         *("KvExhaustionNear", True, 75, "40 s, and 90 % of the pool held"),
@@ -286,6 +290,26 @@ KV = (
     case(
         *("PreemptionsFrequent", True, 200, "and no request ends any more"),
         preemptions_total=_preemptions("kv_full", 0.5),
+        requests_finished_total={'outcome="completed"': _always(7)},
+    ),
+    case(
+        *("PreemptionsFrequent", True, 100, "five at once, and eight requests in two minutes"),
+        preemptions_total=_preempted_at(12, 5),
+        requests_finished_total={'outcome="completed"': _ramp(0, 1 / 3)},
+    ),
+    case(
+        *("PreemptionsFrequent", False, 100, "one, and eight requests in two minutes"),
+        preemptions_total=_preempted_at(12, 1),
+        requests_finished_total={'outcome="completed"': _ramp(0, 1 / 3)},
+    ),
+    case(
+        *("PreemptionsFrequent", False, 100, "one, and no request ends"),
+        preemptions_total=_preempted_at(12, 1),
+        requests_finished_total={'outcome="completed"': _always(7)},
+    ),
+    case(
+        *("PreemptionsFrequent", False, 100, "four, and no request ends"),
+        preemptions_total=_preempted_at(12, 4),
         requests_finished_total={'outcome="completed"': _always(7)},
     ),
     case(

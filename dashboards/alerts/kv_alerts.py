@@ -69,6 +69,15 @@ PREEMPTIONS = Alert(
         threshold=0.1,
         unit="preemptions per request",
     ),
+    # Where few requests end, or none, a single preemption would be many for each.
+    guards=(
+        Condition(
+            query=f"sum without (mode) (round(increase({cache.PREEMPTIONS.name}[2m])))",
+            comparison=Comparison.ABOVE,
+            threshold=4,
+            unit="preemptions",
+        ),
+    ),
     for_seconds=30,
     severity=Severity.WARNING,
     kind=AlertKind.PRECURSOR,
