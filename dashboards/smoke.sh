@@ -22,9 +22,16 @@ for file in "$json"/*.json; do
   uid=$(basename "$file" .json)
   body=$(printf '{"overwrite":true,"folderUid":"%s","dashboard":%s}' "$folder_uid" "$(cat "$file")")
   call POST /api/dashboards/db "$body" >/dev/null
-  call GET "/api/dashboards/uid/$uid" | grep -q "\"uid\":\"$uid\""
+  read_back=$(call GET "/api/dashboards/uid/$uid")
+  if [[ $read_back != *"\"uid\":\"$uid\""* ]]; then
+    echo "not read back: $GRAFANA_URL/d/$uid" >&2
+    exit 1
+  fi
   echo "ok: $GRAFANA_URL/d/$uid"
 done
 
-rules=$(call GET /api/v1/provisioning/alert-rules | grep -o '"title":"Plimsoll[A-Za-z]*"' | wc -l)
+answer=$(call GET /api/v1/provisioning/alert-rules)
+# grep ends with 1 where there are none, which is no failure.
+titles=$(grep -o '"title":"Plimsoll[A-Za-z]*"' <<<"$answer" || (($? == 1)))
+rules=$(wc -w <<<"$titles")
 echo "alert rules of ours that Grafana itself evaluates: $rules (0 if Prometheus does)"
