@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import stat
 import time
@@ -74,16 +75,18 @@ class FlightFolder:
         """
         data = msgspec.json.encode(record)
         name, descriptor = self._claim(record, serial)
-        part = self.path / name.part
+        part, whole = self.path / name.part, self.path / str(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(data)
                 file.flush()
                 os.fsync(descriptor)
-            part.rename(self.path / str(name))
+            part.rename(whole)
+            self._sync_names()
         except BaseException:
-            with contextlib.suppress(OSError):
-                part.unlink()
+            for path in (part, whole):  # nobody else can have either
+                with contextlib.suppress(OSError):
+                    path.unlink()
             raise
         return name
 
@@ -121,6 +124,17 @@ class FlightFolder:
                 return read_headline(self.path / str(name))
         return None
 
+    def _sync_names(self) -> None:
+        """Without it a machine that loses power may forget the new name of a record."""
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # the file system cannot do that with a folder
+                raise
+        finally:
+            os.close(descriptor)
+
     def _files(self) -> Iterator[os.DirEntry[str]]:
         with os.scandir(self.path) as files:
             yield from files
@@ -140,7 +154,7 @@ class FlightFolder:
         nobody else can, and a record of that name is there already or will never be.
         """
         for number in range(serial, serial + _NAME_TRIES):
-            name = RecordName(record.time, record.server_process_id, number, record.kind)
+            name = RecordName(record.time, record.server_process_id, number, record.kind.value)
             part = self.path / name.part
             try:
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -10,7 +10,7 @@ from service.flight.kinds import FlightKind, kind_of
 
 _FORM = re.compile(
     r"(?P<time>\d{8}T\d{6}\.\d{6})Z-(?P<process_id>\d{1,10})-(?P<serial>\d{4,10})"
-    r"-(?P<kind>[a-z-]{1,24})\.json"
+    r"-(?P<word>[a-z-]{1,24})\.json"
 )
 _TIME = "%Y%m%dT%H%M%S.%f"
 _PART_PREFIX, _PART_SUFFIX = ".", ".part"
@@ -23,11 +23,16 @@ class RecordName:
     time: datetime  # UTC
     process_id: int  # of the server
     serial: int  # of the record in that server
-    kind: FlightKind
+    word: str  # for the kind; a later version may have one that we do not know
 
     def __str__(self) -> str:
         time = self.time.astimezone(UTC).strftime(_TIME)
-        return f"{time}Z-{self.process_id}-{self.serial:04}-{self.kind.value}.json"
+        return f"{time}Z-{self.process_id}-{self.serial:04}-{self.word}.json"
+
+    @property
+    def kind(self) -> FlightKind:
+        """What the record is about, as far as we know that sort."""
+        return kind_of(self.word)
 
     @property
     def part(self) -> str:
@@ -44,7 +49,8 @@ def parse_name(text: str) -> RecordName | None:
         time = datetime.strptime(match["time"], _TIME).replace(tzinfo=UTC)
     except ValueError:  # the 31st of February
         return None
-    return RecordName(time, int(match["process_id"]), int(match["serial"]), kind_of(match["kind"]))
+    name = RecordName(time, int(match["process_id"]), int(match["serial"]), match["word"])
+    return name if str(name) == text else None  # a number with more zeros than we write
 
 
 def is_part(text: str) -> bool:

@@ -42,7 +42,7 @@ names = st.builds(
     st.datetimes(datetime(2000, 1, 1), datetime(2999, 1, 1), timezones=st.just(UTC)),
     st.integers(1, 4_194_304),
     st.integers(0, 99_999),
-    st.sampled_from(FlightKind),
+    st.sampled_from([*(kind.value for kind in FlightKind), "meteorite"]),
 )
 
 
@@ -143,6 +143,30 @@ def test_a_full_disk_leaves_nothing(
     assert folder.write(flight_record(), 0).serial == 0
 
 
+@pytest.mark.parametrize("code", [errno.EIO, errno.EINVAL])
+def test_a_folder_whose_names_are_not_on_disk(
+    folder: FlightFolder, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """EINVAL is how a file system says that it cannot do that; anything else is a failure."""
+    synced: list[str] = []
+
+    def fsync(descriptor: int) -> None:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        synced.append(f"folder with {files(folder)}" if is_folder else "record")
+        if is_folder:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr("os.fsync", fsync)
+    name = RecordName(BEGAN, 77, 0, FlightKind.OOM)
+    if code == errno.EINVAL:
+        assert folder.write(flight_record(), 0) == name
+    else:
+        with pytest.raises(OSError, match="Input/output error"):
+            folder.write(flight_record(), 0)
+        assert files(folder) == set()
+    assert synced == ["record", f"folder with { {str(name)} }"], "after the rename"
+
+
 def test_pruning_keeps_the_rare_and_the_new(folder: FlightFolder) -> None:
     death = folder.write(flight_record(0, FlightKind.ENGINE_DEATH), 0)
     rungs = [folder.write(flight_record(number), 0) for number in range(1, 6)]
@@ -216,6 +240,28 @@ def test_records_of_later_versions_can_be_read(folder: FlightFolder) -> None:
     assert entry.headline is not None
     assert entry.headline.kind == "meteorite"
     assert read_record(path).memory is not None
+
+
+def test_records_of_later_kinds_are_counted_and_read_by_their_names(folder: FlightFolder) -> None:
+    facts = msgspec.json.decode(msgspec.json.encode(flight_record()))
+    later = [f"20260201T00000{n}.000000Z-1-0000-meteorite.json" for n in range(3)]
+    for text in later:
+        (folder.path / text).write_bytes(msgspec.json.encode(facts | {"kind": "meteorite"}))
+    assert [str(name) for name in folder.names()] == later
+    assert {name.kind for name in folder.names()} == {FlightKind.OTHER}
+    newest = folder.newest()
+    assert newest is not None
+    assert newest.kind == "meteorite"
+    assert folder.prune(1) == 1
+    assert files(folder) == {later[-1]}
+
+
+@pytest.mark.parametrize("text", ["-01-0000-oom", "-1-00000-oom"])
+def test_a_name_with_more_zeros_than_ours_is_not_ours(folder: FlightFolder, text: str) -> None:
+    (folder.path / f"20260201T000000.000000Z{text}.json").write_bytes(b"{}")
+    assert folder.names() == []
+    assert folder.prune(0) == 0
+    assert len(files(folder)) == 1
 
 
 def test_only_parts_that_nobody_writes_any_more_are_removed(folder: FlightFolder) -> None:
