@@ -14,7 +14,7 @@ import argparse
 from pathlib import Path
 
 from service.cli.remote import add_admin_argument, add_server_arguments
-from service.cli.values import number, positive, whole
+from service.cli.values import number, whole
 
 EXAMPLES = """\
 examples:
@@ -45,10 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--max-tokens",
-        type=whole(1),
+        type=whole(1, 65536),
         default=128,
         metavar="TOKENS",
-        help="longest answer (default 128)",
+        help="longest answer, 1 to 65536 (default 128)",
     )
     group.add_argument(
         "--balloon",
@@ -67,10 +67,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--recovery-limit",
-        type=positive,
+        type=number(1, 3600),
         default=60.0,
         metavar="SECONDS",
-        help="longest time for a new engine to take up all streams (default 60)",
+        help="longest time for a new engine to take up all streams, 1 to 3600 (default 60)",
     )
     results = parser.add_argument_group("results")
     results.add_argument("--json", type=Path, metavar="FILE", help="write all figures as JSON")

@@ -213,6 +213,7 @@ class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
                 "Longest prompt plus output; unset: what model and KV pool allow.",
                 "tokens",
                 ge=2,
+                le=2**24,
             ),
         ]
         | None

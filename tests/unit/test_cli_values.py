@@ -33,6 +33,9 @@ from service.cli import main
         (["memory", "99999999999GiB"], "is no share (50%)"),
         (["memory", "5", "--time-limit", "1e300"], "1e300 is not in [0, 3600]"),
         (["bench", "--rate", "0"], "must be more than 0"),
+        (["drill", "--max-tokens", "65537"], "65537 is more than 65536"),
+        (["drill", "--recovery-limit", "0"], "0 is not in [1, 3600]"),
+        (["drill", "--recovery-limit", "1e9"], "1e9 is not in [1, 3600]"),
     ],
 )
 def test_arguments_out_of_bounds(

@@ -30,6 +30,13 @@ def test_defaults_are_within_their_own_bounds() -> None:
         assert setting.parse(setting.default, "default") == setting.default
 
 
+def test_every_number_has_a_least_and_a_largest_value() -> None:
+    for setting in describe(ServeSettings):
+        if setting.kind in (int, float):
+            assert {setting.meta.ge, setting.meta.gt} != {None}, setting.name
+            assert {setting.meta.le, setting.meta.lt} != {None}, setting.name
+
+
 def test_every_setting_has_a_sentence_a_group_and_a_unique_name() -> None:
     settings = describe(ServeSettings)
     assert len({setting.name for setting in settings}) == len(settings)
@@ -189,7 +196,7 @@ def test_flags_in_help_and_negation(capsys: pytest.CaptureFixture[str]) -> None:
         ("load_line", "(above 0, up to 1; default 0.9)"),
         ("max_request_bytes", "(bytes; 1KiB to 1GiB; default 4MiB)"),
         ("kv_memory_bytes", "(bytes; 1MiB to 128TiB)"),
-        ("max_context_tokens", "(tokens; at least 2)"),
+        ("max_context_tokens", "(tokens; 2 to 16777216)"),
         ("keepalive_seconds", "(seconds; 1 to 7200; default 20)"),
         ("reflection", "(default true)"),
         ("served_model_name", "without .gguf."),
