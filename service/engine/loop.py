@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import assert_never
 
@@ -20,7 +21,8 @@ from service.engine.messages import (
     Submit,
 )
 
-# Between two turns of an idle engine, which beat and look at the memory of the device.
+# Between two rests of an idle engine, however often it is asked something: they look at the memory
+# of the device.
 _REST_SECONDS = 0.1
 _RESTS_PER_HEARTBEAT = 10
 # Between two looks at a resize that waits for others while nothing is computed.
@@ -36,18 +38,20 @@ def run_loop(
     channel: Channel,
     beat: Callable[[], None],
     inject: Callable[[Inject], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Serves until the front says Shutdown; each turn beats, so that silence means frozen.
 
-    `inject` takes orders of faults.
+    `inject` takes orders of faults; `clock` tells seconds.
 
     Raises ChannelClosed when the front is gone. Whatever else it raises is a defect or a
     broken device; the front starts a new engine then.
     """
     rests = 0
+    rest_at_seconds = clock() + _REST_SECONDS
     while True:
         beat()
-        messages = channel.receive(_patience_seconds(core))
+        messages = channel.receive(_patience_seconds(core, rest_at_seconds - clock()))
         for message in messages:
             if isinstance(message, Shutdown):
                 return
@@ -59,18 +63,20 @@ def run_loop(
             channel.send(core.step())
             for answer in core.take_resized():
                 channel.send(answer)
-        elif not messages:
+            rest_at_seconds = clock() + _REST_SECONDS  # a step has just looked
+        elif clock() >= rest_at_seconds:
             core.rest()
+            rest_at_seconds = clock() + _REST_SECONDS
             rests += 1
             if rests % _RESTS_PER_HEARTBEAT == 0:
                 channel.send(Heartbeat(core.stats()))
 
 
-def _patience_seconds(core: EngineCore) -> float:
+def _patience_seconds(core: EngineCore, until_rest_seconds: float) -> float:
     """How long to wait for messages before there is something else to do."""
     if core.has_work:
         return min(_STALL_SECONDS * core.stalled_steps, _MAX_STALL_SECONDS)
-    return _RESIZE_SECONDS if core.is_resizing else _REST_SECONDS
+    return _RESIZE_SECONDS if core.is_resizing else max(0.0, until_rest_seconds)
 
 
 def _handle(
