@@ -8,7 +8,13 @@ from __future__ import annotations
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import AnnotationQuery
 
-from dashboards.boards.queries import POD, gauge, increase, total
+from dashboards.boards.queries import (
+    SERVER,
+    gauge,
+    increase,
+    named,
+    total,
+)
 from dashboards.boards.variables import DATASOURCE
 from service.telemetry.catalog import Metric, admin, memory, server
 
@@ -41,34 +47,34 @@ class Event(Builder[AnnotationQuery]):
 
 def oom_rungs() -> Event:
     """Steps that found no device memory."""
-    return _counted("Out of memory", "red", memory.OOM_RUNGS, "OOM: {{rung}} on {{pod}}", "rung")
+    title = f"{named()}: OOM, {{{{rung}}}}"
+    return _counted("Out of memory", "red", memory.OOM_RUNGS, title, "rung")
 
 
 def engine_restarts() -> Event:
     """Engines that died and were replaced."""
-    return _counted("Engine restarts", "purple", server.RESTARTS, "engine of {{pod}} restarted")
+    return _counted("Engine restarts", "purple", server.RESTARTS, f"{named()}: engine restarted")
 
 
 def server_starts() -> Event:
     """Starts of the server process, deployments among them."""
-    return _dated("Server starts", "blue", server.STARTED, "{{pod}} started")
+    return _dated("Server starts", "blue", server.STARTED, f"{named()}: started")
 
 
 def admin_actions() -> Event:
     """What an operator, human or not, ordered."""
-    return _counted(
-        "Admin actions", "yellow", admin.ACTIONS, "{{action}} ordered of {{pod}}", "action"
-    )
+    title = f"{named()}: {{{{action}}}} ordered"
+    return _counted("Admin actions", "yellow", admin.ACTIONS, title, "action")
 
 
 def faults() -> Event:
     """Faults that were carried out on purpose."""
-    return _counted("Injected faults", "orange", server.FAULT_STRIKES, "fault injected in {{pod}}")
+    return _counted("Injected faults", "orange", server.FAULT_STRIKES, f"{named()}: fault injected")
 
 
 def flight_records() -> Event:
     """Evidence that a server wrote of its own trouble."""
-    return _dated("Flight records", "super-light-red", server.FLIGHT_LAST, "record of {{pod}}")
+    return _dated("Flight records", "super-light-red", server.FLIGHT_LAST, f"{named()}: record")
 
 
 def usual_events() -> tuple[Event, ...]:
@@ -82,7 +88,7 @@ def all_events() -> tuple[Event, ...]:
 
 
 def _counted(name: str, color: str, metric: Metric, title: str, *by: str) -> Event:
-    expr = total(increase(metric), (*POD, *by))
+    expr = total(increase(metric), (*SERVER, *by))
     return Event(EventQuery(name, color, expr, title, value_is_time=False))
 
 

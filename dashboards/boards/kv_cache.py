@@ -7,12 +7,13 @@ from dashboards.boards.annotations import usual_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import Limits, Note, Paint, PanelBuilder, Unit, events, lines
 from dashboards.boards.queries import (
-    POD,
+    SERVER,
     Query,
     gauge,
     highest,
     increase,
     lowest,
+    named,
     share_or_zero,
     total,
 )
@@ -53,7 +54,7 @@ def _pool() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Pool in use",
-            Query(quantities.kv_usage(), "{{pod}}"),
+            Query(quantities.kv_usage(), named()),
             unit=Unit.SHARE,
             note=Note(
                 "Share of each pool that nobody else can have.",
@@ -65,10 +66,10 @@ def _pool() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Pool size",
-            Query(total(gauge(cache.CAPACITY), POD), "{{pod}} capacity"),
-            Query(total(gauge(cache.GOAL), POD), "{{pod}} goal"),
-            Query(total(gauge(cache.CEILING), POD), "{{pod}} ceiling"),
-            Query(total(gauge(cache.REACH), POD), "{{pod}} reach"),
+            Query(total(gauge(cache.CAPACITY), SERVER), named("capacity")),
+            Query(total(gauge(cache.GOAL), SERVER), named("goal")),
+            Query(total(gauge(cache.CEILING), SERVER), named("ceiling")),
+            Query(total(gauge(cache.REACH), SERVER), named("reach")),
             unit=Unit.COUNT,
             note=Note(
                 "Blocks that the pool has, that the governor aims at, that it may have by order, "
@@ -86,9 +87,10 @@ def _pool() -> tuple[PanelBuilder, ...]:
         lines(
             "Blocks left",
             Query(
-                total(gauge(cache.BLOCKS, state=("free", "cached")), POD), "{{pod}} free or cached"
+                total(gauge(cache.BLOCKS, state=("free", "cached")), SERVER),
+                named("free or cached"),
             ),
-            Query(lowest(gauge(cache.FREE_LOW), POD), "{{pod}} lowest of 60 s"),
+            Query(lowest(gauge(cache.FREE_LOW), SERVER), named("lowest of 60 s")),
             unit=Unit.COUNT,
             note=Note(
                 "Blocks that a sequence can get now, and the fewest there were in the last "
@@ -96,12 +98,12 @@ def _pool() -> tuple[PanelBuilder, ...]:
                 "A low that touches 0 while the line does not: bursts. Narrow them at the gateway "
                 "or keep more free.",
             ),
-            paints={"lowest": Paint("red", dashed=True)},
+            paints={"lowest of 60 s": Paint("red", dashed=True)},
             axis="blocks",
         ),
         lines(
             "Pool runs out in",
-            Query(quantities.drawn_time_left(memory.KV_EXHAUSTION), "{{pod}}"),
+            Query(quantities.drawn_time_left(memory.KV_EXHAUSTION), named()),
             unit=Unit.SECONDS,
             note=Note(
                 "Forecast of the engine until no block is free. An hour or more lies at the top.",
@@ -112,7 +114,7 @@ def _pool() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Waste in held blocks",
-            Query(share_or_zero(total(gauge(cache.SLACK_TOKENS), POD), _held_tokens()), "{{pod}}"),
+            Query(share_or_zero(total(gauge(cache.SLACK_TOKENS), SERVER), _held_tokens()), named()),
             unit=Unit.SHARE,
             note=Note(
                 "Share of the slots of held blocks that have no token, mostly in the last block "
@@ -126,8 +128,8 @@ def _pool() -> tuple[PanelBuilder, ...]:
 
 
 def _held_tokens() -> str:
-    held = total(gauge(cache.BLOCKS, state=("active", "reserved", "kept")), POD)
-    return f"({held} * {highest(gauge(cache.BLOCK_TOKENS), POD)})"
+    held = total(gauge(cache.BLOCKS, state=("active", "reserved", "kept")), SERVER)
+    return f"({held} * {highest(gauge(cache.BLOCK_TOKENS), SERVER)})"
 
 
 def _shortage() -> tuple[PanelBuilder, ...]:
@@ -215,7 +217,7 @@ def _prefixes() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Shared blocks",
-            Query(total(gauge(cache.SHARED), POD), "{{pod}}"),
+            Query(total(gauge(cache.SHARED), SERVER), named()),
             unit=Unit.COUNT,
             note=Note(
                 "Blocks with two or more holders: memory that prefixes save now.",
@@ -256,7 +258,7 @@ def _tiers() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Loads under way",
-            Query(total(gauge(cache.TIER_LOADS), POD), "{{pod}}"),
+            Query(total(gauge(cache.TIER_LOADS), SERVER), named()),
             unit=Unit.COUNT,
             note=Note(
                 "Loads of blocks that have begun and not ended.",

@@ -7,12 +7,13 @@ from dashboards.boards.annotations import usual_events
 from dashboards.boards.board import Board, Section, board
 from dashboards.boards.panels import Limits, Note, PanelBuilder, Unit, distribution, lines, value
 from dashboards.boards.queries import (
-    POD,
+    SERVER,
     Query,
     buckets,
     gauge,
     highest,
     mean,
+    named,
     quantile,
     total,
     within,
@@ -187,7 +188,7 @@ def _front() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "Step time",
-            Query(highest(gauge(server.STEP_TIME), POD), "{{pod}}"),
+            Query(highest(gauge(server.STEP_TIME), SERVER), named()),
             unit=Unit.SECONDS,
             note=Note(
                 "Moving average of a step of the engine: the least that a token can take.",
@@ -197,7 +198,7 @@ def _front() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Event loop lag p99",
-            Query(quantile(0.99, server.LOOP_LAG, POD), "{{pod}}"),
+            Query(quantile(0.99, server.LOOP_LAG, SERVER), named()),
             unit=Unit.SECONDS,
             note=Note(
                 "How late timers of the server process are.",
@@ -208,7 +209,7 @@ def _front() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Slow readers",
-            Query(total(gauge(requests.SLOW_STREAMS), POD), "{{pod}}"),
+            Query(total(gauge(requests.SLOW_STREAMS), SERVER), named()),
             unit=Unit.COUNT,
             note=Note(
                 "Live requests whose output waits for the client to read it.",

@@ -17,12 +17,13 @@ from dashboards.boards.panels import (
     value,
 )
 from dashboards.boards.queries import (
-    POD,
+    SERVER,
     Query,
     code_of_state,
     gauge,
     highest,
     increase,
+    named,
     rate,
     share_or_zero,
     total,
@@ -80,7 +81,7 @@ def _replicas() -> tuple[PanelBuilder, ...]:
         ),
         timeline(
             "State of each server",
-            Query(code_of_state(server.STATE, "state"), "{{pod}}"),
+            Query(code_of_state(server.STATE, "state"), named()),
             names=states.SERVER,
             note=Note(
                 "What each server does. One that gives its engine up is failed for a few seconds "
@@ -102,7 +103,7 @@ def _replicas() -> tuple[PanelBuilder, ...]:
         ),
         events(
             "Restarts of engines",
-            Query(total(increase(server.RESTARTS), POD), "{{pod}}"),
+            Query(total(increase(server.RESTARTS), SERVER), named()),
             note=Note(
                 "Engines that died and were replaced within their server.",
                 "More than two in half an hour: find the cause before it scales.",
@@ -117,7 +118,7 @@ def _causes() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "Waiting requests by replica",
-            Query(quantities.waiting(), "{{pod}}"),
+            Query(quantities.waiting(), named()),
             Query(f"{queued} / {ready}", "mean of ready ones"),
             unit=Unit.COUNT,
             note=Note(
@@ -126,11 +127,11 @@ def _causes() -> tuple[PanelBuilder, ...]:
                 "another way of spreading requests.",
             ),
             axis="requests",
-            paints={"mean": Paint("red", dashed=True)},
+            paints={"mean of ready ones": Paint("red", dashed=True)},
         ),
         lines(
             "Pressure by replica",
-            Query(highest(gauge(memory.PRESSURE), POD), "{{pod}}"),
+            Query(highest(gauge(memory.PRESSURE), SERVER), named()),
             unit=Unit.COUNT,
             note=Note(
                 "1 normal, 2 elevated, 3 high, 4 critical.",
@@ -141,7 +142,7 @@ def _causes() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Retry hint",
-            Query(highest(gauge(requests.RETRY_HINT), POD), "{{pod}}"),
+            Query(highest(gauge(requests.RETRY_HINT), SERVER), named()),
             unit=Unit.SECONDS,
             note=Note(
                 "After how long a client that is refused now is told to come back.",
@@ -150,7 +151,7 @@ def _causes() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Requests refused by replica",
-            Query(total(rate(requests.REFUSED), POD), "{{pod}}"),
+            Query(total(rate(requests.REFUSED), SERVER), named()),
             Query(_refused_share(), "share of all"),
             unit=Unit.REQUESTS_PER_SECOND,
             note=Note(
@@ -158,7 +159,7 @@ def _causes() -> tuple[PanelBuilder, ...]:
                 "came.",
                 "A share above 1 % is traffic without capacity.",
             ),
-            paints={"share": Paint("red", dashed=True)},
+            paints={"share of all": Paint("red", dashed=True)},
         ),
     )
 
@@ -180,7 +181,7 @@ def _actions() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Memory utilization in force",
-            Query(highest(gauge(admin.MEMORY_UTILIZATION), POD), "{{pod}}"),
+            Query(highest(gauge(admin.MEMORY_UTILIZATION), SERVER), named()),
             unit=Unit.SHARE,
             note=Note(
                 "Share of the most blocks that the KV pool can have that it has now: what was "
@@ -192,8 +193,8 @@ def _actions() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Goal against ceiling",
-            Query(total(gauge(cache.GOAL), POD), "{{pod}} goal"),
-            Query(total(gauge(cache.CEILING), POD), "{{pod}} ceiling"),
+            Query(total(gauge(cache.GOAL), SERVER), named("goal")),
+            Query(total(gauge(cache.CEILING), SERVER), named("ceiling")),
             unit=Unit.COUNT,
             note=Note(
                 "Blocks that the governor aims at, and that the operator allows.",

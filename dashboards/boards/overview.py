@@ -18,12 +18,13 @@ from dashboards.boards.panels import (
     value,
 )
 from dashboards.boards.queries import (
-    POD,
+    SERVER,
     Query,
     gauge,
     highest,
     increase,
     lowest,
+    named,
     quantile,
     rate,
     share_or_zero,
@@ -193,7 +194,7 @@ def _memory() -> tuple[PanelBuilder, ...]:
     return (
         bars(
             "Headroom",
-            Query(quantities.headroom(), "{{pod}}"),
+            Query(quantities.headroom(), named()),
             unit=Unit.SHARE,
             note=Note(
                 "Share of the device's memory that a step can still get, by server.",
@@ -204,7 +205,7 @@ def _memory() -> tuple[PanelBuilder, ...]:
         ),
         bars(
             "KV pools",
-            Query(quantities.kv_usage(), "{{pod}}"),
+            Query(quantities.kv_usage(), named()),
             unit=Unit.SHARE,
             note=Note(
                 "Share of each server's KV pool that nobody else can have.",
@@ -215,7 +216,7 @@ def _memory() -> tuple[PanelBuilder, ...]:
         ),
         timeline(
             "Pressure over time",
-            Query(highest(gauge(memory.PRESSURE), POD), "{{pod}}"),
+            Query(highest(gauge(memory.PRESSURE), SERVER), named()),
             names=states.PRESSURE,
             note=Note(
                 "How near the end of memory or queue each server was.",
@@ -229,7 +230,7 @@ def _servers() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "Engine busy",
-            Query(total(rate(server.BUSY), POD), "{{pod}}"),
+            Query(total(rate(server.BUSY), SERVER), named()),
             unit=Unit.SHARE,
             note=Note(
                 "Share of time that the engine computes steps.",
@@ -239,7 +240,7 @@ def _servers() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Event loop lag",
-            Query(quantile(0.99, server.LOOP_LAG, POD), "{{pod}}"),
+            Query(quantile(0.99, server.LOOP_LAG, SERVER), named()),
             unit=Unit.SECONDS,
             note=Note(
                 "p99 of how late timers of the server process are.",
@@ -249,7 +250,7 @@ def _servers() -> tuple[PanelBuilder, ...]:
         ),
         events(
             "Engine restarts",
-            Query(total(increase(server.RESTARTS), POD), "{{pod}}"),
+            Query(total(increase(server.RESTARTS), SERVER), named()),
             note=Note(
                 "Engines that died and were replaced. Their requests went on in the next one.",
                 "`plimsoll flight list` shows the record of each; several in half an hour are a "
@@ -258,7 +259,7 @@ def _servers() -> tuple[PanelBuilder, ...]:
         ),
         events(
             "Lost flight records",
-            Query(total(increase(server.FLIGHT_LOST), POD), "{{pod}}"),
+            Query(total(increase(server.FLIGHT_LOST), SERVER), named()),
             note=Note(
                 "Evidence of trouble that could not be written. Serving goes on without it.",
                 "The disk of the flight folder is full or may not be written.",

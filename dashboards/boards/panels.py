@@ -115,8 +115,8 @@ def lines(
     full: float | None = None,
     axis: str = "",
 ) -> PanelBuilder:
-    """Values over time. `paints` is by a regular expression of names of series; `full` is the
-    top of the axis."""
+    """Values over time. `paints` is by a regular expression of how names of series end, since
+    they begin with whatever servers are called; `full` is the top of the axis."""
     targets = [_over_time(index, query) for index, query in enumerate(queries)]
     panel = _framed(timeseries.Panel(), title, targets, unit, note, width, height, limits)
     panel.min(0).line_width(2).fill_opacity(35 if stacked else 5).axis_label(axis)
@@ -134,7 +134,7 @@ def lines(
         style = common.GraphThresholdsStyleConfig().mode(looks.GraphThresholdsStyleMode.DASHED)
         panel.thresholds_style(style)
     for pattern, paint in (paints or {}).items():
-        panel.override_by_regexp(f"/{pattern}/", _properties(paint))
+        panel.override_by_regexp(f"/{pattern}$/", _properties(paint))
     return panel
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dashboards.boards.panels import Limits
 from dashboards.boards.queries import (
-    POD,
+    SERVER,
     gauge,
     highest,
     least_of,
@@ -31,32 +31,32 @@ TIME_LEFT_NAMES = {NOT_IN_SIGHT_SECONDS: ("not in sight", "green")}
 
 
 def kv_usage() -> str:
-    """Of the KV pool, the share that nobody else can have, by pod."""
-    held = total(gauge(cache.BLOCKS, state=("active", "reserved", "kept")), POD)
-    return share(held, total(gauge(cache.CAPACITY), POD))
+    """Of the KV pool, the share that nobody else can have, by server."""
+    held = total(gauge(cache.BLOCKS, state=("active", "reserved", "kept")), SERVER)
+    return share(held, total(gauge(cache.CAPACITY), SERVER))
 
 
 def headroom() -> str:
-    """Of the device's memory, the share that a step can still get, by pod."""
-    return share(lowest(gauge(memory.HEADROOM), POD), highest(gauge(memory.CAPACITY), POD))
+    """Of the device's memory, the share that a step can still get, by server."""
+    return share(lowest(gauge(memory.HEADROOM), SERVER), highest(gauge(memory.CAPACITY), SERVER))
 
 
 def time_left() -> str:
-    """Seconds to the end of KV pool or device, whichever comes first, by pod."""
-    return least_of((gauge(memory.KV_EXHAUSTION), gauge(memory.DEVICE_EXHAUSTION)), POD)
+    """Seconds to the end of KV pool or device, whichever comes first, by server."""
+    return least_of((gauge(memory.KV_EXHAUSTION), gauge(memory.DEVICE_EXHAUSTION)), SERVER)
 
 
 def drawn_time_left(metric: Metric) -> str:
-    """Seconds to an end by pod, as a line to draw: an hour and more lie at its top, or the few
+    """Seconds to an end by server, as a line to draw: an hour and more lie at its top, or the few
     minutes that matter could not be seen beside a day."""
-    return f"clamp_max({lowest(gauge(metric), POD)}, {DRAWN_SECONDS})"
+    return f"clamp_max({lowest(gauge(metric), SERVER)}, {DRAWN_SECONDS})"
 
 
 def waiting() -> str:
-    """Requests that were never in a batch, by pod."""
-    return total(gauge(requests.LIVE, state="waiting"), POD)
+    """Requests that were never in a batch, by server."""
+    return total(gauge(requests.LIVE, state="waiting"), SERVER)
 
 
 def per_second(metric: Metric, *by: str) -> str:
-    """Growth of a counter per second over all pods."""
+    """Growth of a counter per second over all servers."""
     return total(rate(metric), by)

@@ -1,7 +1,7 @@
 """PromQL from the catalogue: a metric that does not exist cannot be asked for.
 
 Pure. Every selector is limited to what the variables of the dashboard select. Amounts are added
-up; shares are computed from added-up amounts, since shares of pods do not add up.
+up; shares are computed from added-up amounts, since shares of servers do not add up.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from service.telemetry.catalog import Kind, Metric
 
 SCOPE = ("namespace", "model", "pod")
-POD = ("pod",)
-PER_GPU = ("pod", "gpu")
+# What tells one server from another: pods of two namespaces may have the same name, and without
+# Kubernetes there may be neither. Every Prometheus adds the instance.
+SERVER = ("namespace", "pod", "instance")
+PER_GPU = (*SERVER, "gpu")
 
 # At least four scrapes, so that a rate always has two samples.
 WINDOW = "$__rate_interval"
@@ -31,6 +33,14 @@ class Query:
 
     expr: str
     legend: str
+
+
+def named(what: str = "") -> str:
+    """Name of a series of each server, in a legend; `what` tells several of one server apart.
+
+    Grafana leaves out labels that a series does not have.
+    """
+    return " ".join([*(f"{{{{{label}}}}}" for label in SERVER), what]).rstrip()
 
 
 def select(metric: Metric, suffix: str = "", /, **matchers: str | Sequence[str]) -> str:
@@ -135,7 +145,7 @@ def within(bound: float, metric: Metric, by: Sequence[str] = ()) -> str:
     return f"1 - {share_or_zero(beyond, every)}"
 
 
-def code_of_state(metric: Metric, label: str, by: Sequence[str] = POD) -> str:
+def code_of_state(metric: Metric, label: str, by: Sequence[str] = SERVER) -> str:
     """Of a metric that is 1 for the one state in force: its number, counted from 1."""
     values = next((known.values for known in metric.labels if known.name == label), None)
     if values is None:

@@ -12,6 +12,8 @@ from dashboards.lint.series import Series
 _OF_COUNTERS = {"rate", "irate", "increase", "resets", "changes"}
 _RATES = {"rate", "irate", "increase"}
 _AVERAGES = {"histogram_quantile", "avg_over_time", "quantile_over_time"}
+# Only together do they tell one server from another, whoever scrapes.
+_SERVER = {"namespace", "pod", "instance"}
 
 
 def metrics_exist(root: Node, known: Mapping[str, Series]) -> Iterator[str]:
@@ -40,6 +42,21 @@ def groups_exist(root: Node, known: Mapping[str, Series]) -> Iterator[str]:
         if len(sets) == len(below):
             for label in sorted(set(node.modifier.labels) - frozenset().union(*sets)):
                 yield f"aggregates by {label}, which nothing in it has"
+
+
+def servers_are_told_apart(root: Node, _known: Mapping[str, Series]) -> Iterator[str]:
+    """Grouped by a part of what names a server, several become one line, which is wrong of all."""
+    for node in nodes(root):
+        if isinstance(node, promql_parser.AggregateExpr) and _SERVER & _groups(node):
+            for label in sorted(_SERVER - _groups(node)):
+                yield f"aggregates by server without {label}"
+
+
+def _groups(node: Node) -> set[str]:
+    """Labels that an aggregation is by."""
+    if node.modifier is None or node.modifier.type != promql_parser.AggModifierType.By:
+        return set()
+    return set(node.modifier.labels)
 
 
 def counters_are_rated(root: Node, known: Mapping[str, Series]) -> Iterator[str]:
@@ -107,6 +124,7 @@ EVERYWHERE = (
     metrics_exist,
     labels_exist,
     groups_exist,
+    servers_are_told_apart,
     counters_are_rated,
     bounds_are_kept,
     ratios_are_not_summed,

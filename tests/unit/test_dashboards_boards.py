@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -103,6 +104,20 @@ def test_a_panel_has_a_unit_and_limits_of_its_own(uid: str) -> None:
         defaults = panel["fieldConfig"]["defaults"]
         assert defaults["unit"], panel["title"]
         assert defaults["thresholds"]["steps"][0]["value"] is None, panel["title"]
+
+
+@each_board
+@pytest.mark.parametrize("namespace", ["prod", "goal", "used", "driver", "meaningful", "nowhere"])
+def test_a_look_is_that_of_one_series_whatever_servers_are_called(uid: str, namespace: str) -> None:
+    for panel in drawn(uid):
+        names = [
+            target["legendFormat"].replace("{{namespace}}", namespace)
+            for target in panel["targets"]
+        ]
+        for override in panel["fieldConfig"].get("overrides", ()):
+            pattern = override["matcher"]["options"].strip("/")
+            found = [name for name in names if re.search(pattern, name)]
+            assert len(found) == 1, (panel["title"], pattern, found)
 
 
 @each_board

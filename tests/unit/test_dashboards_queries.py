@@ -14,6 +14,7 @@ from dashboards.boards.queries import (
     least_of,
     lowest,
     mean,
+    named,
     quantile,
     rate,
     select,
@@ -75,6 +76,11 @@ def test_a_counter_is_no_gauge() -> None:
         gauge(COUNTER)
 
 
+def test_a_server_has_all_its_names() -> None:
+    assert named() == "{{namespace}} {{pod}} {{instance}}"
+    assert named("goal") == f"{named()} goal"
+
+
 def test_aggregations() -> None:
     assert total("x") == "sum(x)"
     assert total("x", ("pod", "kind")) == "sum by (pod, kind) (x)"
@@ -110,7 +116,9 @@ def test_what_is_within_a_bound_is_what_no_bucket_beyond_it_has() -> None:
 
 def test_the_state_in_force_has_its_number() -> None:
     up, down = (gauge(STATE, state=state) for state in ("up", "down"))
-    assert code_of_state(STATE, "state") == f"max by (pod) (1 * {up} or 2 * {down})"
+    assert code_of_state(STATE, "state") == (
+        f"max by (namespace, pod, instance) (1 * {up} or 2 * {down})"
+    )
     with pytest.raises(QueryError, match="no label tenants"):
         code_of_state(COUNTER, "tenants")
 

@@ -13,11 +13,12 @@ from dashboards.boards.panels import (
     lines,
 )
 from dashboards.boards.queries import (
-    POD,
+    SERVER,
     Query,
     gauge,
     increase,
     lowest,
+    named,
     quantile,
     rate,
     total,
@@ -30,9 +31,9 @@ def panels() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "Pool goal and ceiling",
-            Query(total(gauge(cache.GOAL), POD), "{{pod}} goal"),
-            Query(total(gauge(cache.CEILING), POD), "{{pod}} ceiling"),
-            Query(total(gauge(cache.CAPACITY), POD), "{{pod}} capacity"),
+            Query(total(gauge(cache.GOAL), SERVER), named("goal")),
+            Query(total(gauge(cache.CEILING), SERVER), named("ceiling")),
+            Query(total(gauge(cache.CAPACITY), SERVER), named("capacity")),
             unit=Unit.COUNT,
             note=Note(
                 "The governor shrinks the pool towards its goal to save the device; the ceiling "
@@ -59,8 +60,8 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Step budgets",
-            Query(lowest(gauge(memory.STEP_BUDGET), POD), "{{pod}} tokens of a step"),
-            Query(lowest(gauge(memory.PREFILL_BUDGET), POD), "{{pod}} prompt tokens of a step"),
+            Query(lowest(gauge(memory.STEP_BUDGET), SERVER), named("tokens of a step")),
+            Query(lowest(gauge(memory.PREFILL_BUDGET), SERVER), named("prompt tokens of a step")),
             unit=Unit.COUNT,
             note=Note(
                 "Most tokens that a step may compute now; the governor lowers them under pressure.",
@@ -70,7 +71,7 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Admissions open",
-            Query(lowest(gauge(memory.ADMISSIONS_OPEN), POD), "{{pod}}"),
+            Query(lowest(gauge(memory.ADMISSIONS_OPEN), SERVER), named()),
             unit=Unit.COUNT,
             note=Note(
                 "1 while waiting sequences may enter the batch, 0 while the governor holds them "
@@ -90,7 +91,7 @@ def panels() -> tuple[PanelBuilder, ...]:
         lines(
             "Refused and waiting",
             Query(total(rate(requests.REFUSED), ("reason",)), "refused a second: {{reason}}"),
-            Query(quantities.waiting(), "{{pod}} waiting"),
+            Query(quantities.waiting(), named("waiting")),
             unit=Unit.COUNT,
             note=Note(
                 "Requests that were turned away, a second, and those that wait for a batch.",
@@ -106,7 +107,7 @@ def symptoms() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "Inter-token latency p99",
-            Query(quantile(0.99, requests.TOKEN_GAP, POD), "{{pod}}"),
+            Query(quantile(0.99, requests.TOKEN_GAP, SERVER), named()),
             unit=Unit.SECONDS,
             note=Note(
                 "Of all gaps between two tokens, 1 in 100 is longer. Preemptions, retries of the "
@@ -117,8 +118,8 @@ def symptoms() -> tuple[PanelBuilder, ...]:
         ),
         events(
             "Engines and requests lost",
-            Query(total(increase(server.RESTARTS), POD), "{{pod}} engine restarts"),
-            Query(total(increase(requests.RESUBMITTED), POD), "{{pod}} sequences resubmitted"),
+            Query(total(increase(server.RESTARTS), SERVER), named("engine restarts")),
+            Query(total(increase(requests.RESUBMITTED), SERVER), named("sequences resubmitted")),
             Query(
                 total(increase(requests.FINISHED, outcome=_LOST), ("outcome",)),
                 "requests {{outcome}}",

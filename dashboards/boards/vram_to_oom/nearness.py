@@ -13,13 +13,14 @@ from dashboards.boards.panels import (
     lines,
 )
 from dashboards.boards.queries import (
-    POD,
+    SERVER,
     Query,
     gauge,
     highest,
     increase,
     least_of,
     lowest,
+    named,
     share_or_zero,
     total,
 )
@@ -31,10 +32,10 @@ def panels() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "Headroom against demand",
-            Query(lowest(gauge(memory.HEADROOM), POD), "{{pod}} headroom"),
-            Query(lowest(gauge(memory.HEADROOM_LOW), POD), "{{pod}} lowest headroom of 60 s"),
-            Query(highest(gauge(memory.DEMAND), POD), "{{pod}} demand of the next step"),
-            Query(highest(gauge(memory.DEMAND_HIGH), POD), "{{pod}} highest demand of 60 s"),
+            Query(lowest(gauge(memory.HEADROOM), SERVER), named("headroom")),
+            Query(lowest(gauge(memory.HEADROOM_LOW), SERVER), named("lowest headroom of 60 s")),
+            Query(highest(gauge(memory.DEMAND), SERVER), named("demand of the next step")),
+            Query(highest(gauge(memory.DEMAND_HIGH), SERVER), named("highest demand of 60 s")),
             unit=Unit.BYTES,
             height=10,
             width=24,
@@ -46,16 +47,16 @@ def panels() -> tuple[PanelBuilder, ...]:
                 "(`plimsoll memory`), then find in the ledger who took the headroom.",
             ),
             paints={
-                "headroom$": Paint("green"),
-                "lowest headroom": Paint("green", dashed=True),
-                "demand of": Paint("red"),
-                "highest demand": Paint("red", dashed=True),
+                "headroom": Paint("green"),
+                "lowest headroom of 60 s": Paint("green", dashed=True),
+                "demand of the next step": Paint("red"),
+                "highest demand of 60 s": Paint("red", dashed=True),
             },
         ),
         lines(
             "Predicted time to the end",
-            Query(quantities.drawn_time_left(memory.DEVICE_EXHAUSTION), "{{pod}} device"),
-            Query(quantities.drawn_time_left(memory.KV_EXHAUSTION), "{{pod}} KV pool"),
+            Query(quantities.drawn_time_left(memory.DEVICE_EXHAUSTION), named("device")),
+            Query(quantities.drawn_time_left(memory.KV_EXHAUSTION), named("KV pool")),
             unit=Unit.SECONDS,
             note=Note(
                 "Forecast from the slope of the last seconds, made in the engine. An hour or more "
@@ -67,8 +68,8 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Headroom in 30 minutes",
-            Query(_predicted_headroom(), "{{pod}} in 30 min"),
-            Query(lowest(gauge(memory.HEADROOM), POD), "{{pod}} now"),
+            Query(_predicted_headroom(), named("in 30 min")),
+            Query(lowest(gauge(memory.HEADROOM), SERVER), named("now")),
             unit=Unit.BYTES,
             note=Note(
                 "Headroom, and where the trend of the last 15 minutes takes it: for slow leaks "
@@ -76,16 +77,16 @@ def panels() -> tuple[PanelBuilder, ...]:
                 "At 0 with steady traffic: memory leaks. Plan a restart and keep the flight "
                 "record.",
             ),
-            paints={"in 30": Paint("red", dashed=True), "now": Paint("green")},
+            paints={"in 30 min": Paint("red", dashed=True), "now": Paint("green")},
         ),
         lines(
             "Fragmentation",
             Query(
                 share_or_zero(
-                    total(gauge(memory.ALLOCATOR_INACTIVE), POD),
-                    total(gauge(memory.ALLOCATOR_RESERVED), POD),
+                    total(gauge(memory.ALLOCATOR_INACTIVE), SERVER),
+                    total(gauge(memory.ALLOCATOR_RESERVED), SERVER),
                 ),
-                "{{pod}}",
+                named(),
             ),
             unit=Unit.SHARE,
             note=Note(
@@ -98,8 +99,8 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         events(
             "Allocations that failed",
-            Query(total(increase(memory.ALLOCATOR_RETRIES), POD), "{{pod}} retried"),
-            Query(total(increase(memory.ALLOCATOR_OOMS), POD), "{{pod}} failed"),
+            Query(total(increase(memory.ALLOCATOR_RETRIES), SERVER), named("retried")),
+            Query(total(increase(memory.ALLOCATOR_OOMS), SERVER), named("failed")),
             note=Note(
                 "A retry is an out-of-memory error that was just survived by giving back all that "
                 "the allocator kept; a failure is one that was not, and goes to the rungs.",
@@ -113,4 +114,4 @@ def _predicted_headroom() -> str:
     # A trend over a fixed time, whatever the width of the screen. It knows neither that memory
     # is never below 0, nor that it is never above what there is.
     trend = f"predict_linear({gauge(memory.HEADROOM)}[15m], 1800)"
-    return f"clamp_min({least_of((trend, gauge(memory.CAPACITY)), POD)}, 0)"
+    return f"clamp_min({least_of((trend, gauge(memory.CAPACITY)), SERVER)}, 0)"

@@ -11,10 +11,11 @@ from dashboards.boards.panels import (
 )
 from dashboards.boards.queries import (
     PER_GPU,
-    POD,
+    SERVER,
     Query,
     gauge,
     highest,
+    named,
     total,
 )
 from service.telemetry.catalog import gpu, memory
@@ -26,12 +27,12 @@ def panels() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "GPU memory as nvidia-smi sees it",
-            Query(highest(gauge(gpu.CAPACITY), PER_GPU), "{{pod}} GPU {{gpu}} capacity"),
-            Query(highest(gauge(gpu.USED), PER_GPU), "{{pod}} GPU {{gpu}} used (NVML)"),
-            Query(highest(gauge(gpu.PROCESS_MEMORY), PER_GPU), "{{pod}} GPU {{gpu}} this server"),
-            Query(highest(gauge(gpu.RESERVED), PER_GPU), "{{pod}} GPU {{gpu}} driver"),
-            Query(total(gauge(memory.ALLOCATOR_RESERVED), POD), "{{pod}} allocator reserved"),
-            Query(total(gauge(memory.ALLOCATOR_ALLOCATED), POD), "{{pod}} allocator allocated"),
+            Query(highest(gauge(gpu.CAPACITY), PER_GPU), named("GPU {{gpu}} capacity")),
+            Query(highest(gauge(gpu.USED), PER_GPU), named("GPU {{gpu}} used (NVML)")),
+            Query(highest(gauge(gpu.PROCESS_MEMORY), PER_GPU), named("GPU {{gpu}} this server")),
+            Query(highest(gauge(gpu.RESERVED), PER_GPU), named("GPU {{gpu}} driver")),
+            Query(total(gauge(memory.ALLOCATOR_RESERVED), SERVER), named("allocator reserved")),
+            Query(total(gauge(memory.ALLOCATOR_ALLOCATED), SERVER), named("allocator allocated")),
             unit=Unit.BYTES,
             height=10,
             note=Note(
@@ -43,7 +44,7 @@ def panels() -> tuple[PanelBuilder, ...]:
             ),
             paints={
                 "capacity": Paint("red"),
-                "used": Paint("orange"),
+                r"used \(NVML\)": Paint("orange"),
                 "this server": Paint("yellow"),
                 "driver": Paint("text", dashed=True),
                 "reserved": Paint("blue"),
@@ -52,9 +53,9 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "Device memory as the server sees it",
-            Query(highest(gauge(memory.CAPACITY), POD), "{{pod}} capacity"),
-            Query(highest(used, POD), "{{pod}} used"),
-            Query(highest(gauge(memory.RECLAIMABLE), POD), "{{pod}} reclaimable"),
+            Query(highest(gauge(memory.CAPACITY), SERVER), named("capacity")),
+            Query(highest(used, SERVER), named("used")),
+            Query(highest(gauge(memory.RECLAIMABLE), SERVER), named("reclaimable")),
             unit=Unit.BYTES,
             height=10,
             note=Note(

@@ -12,12 +12,13 @@ from dashboards.boards.panels import (
     value,
 )
 from dashboards.boards.queries import (
-    POD,
+    SERVER,
     Query,
     code_of_state,
     gauge,
     highest,
     lowest,
+    named,
 )
 from service.telemetry.catalog import memory, server
 
@@ -27,7 +28,7 @@ def panels() -> tuple[PanelBuilder, ...]:
     return (
         timeline(
             "Pressure",
-            Query(highest(gauge(memory.PRESSURE), POD), "{{pod}}"),
+            Query(highest(gauge(memory.PRESSURE), SERVER), named()),
             names=states.PRESSURE,
             width=12,
             note=Note(
@@ -38,7 +39,7 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         timeline(
             "State of servers",
-            Query(code_of_state(server.STATE, "state"), "{{pod}}"),
+            Query(code_of_state(server.STATE, "state"), named()),
             names=states.SERVER,
             width=12,
             note=Note(
@@ -101,5 +102,5 @@ def panels() -> tuple[PanelBuilder, ...]:
 
 
 def _cover() -> str:
-    demand = highest(gauge(memory.DEMAND), POD)
-    return f"{lowest(gauge(memory.HEADROOM), POD)} / clamp_min({demand}, 1)"
+    demand = highest(gauge(memory.DEMAND), SERVER)
+    return f"{lowest(gauge(memory.HEADROOM), SERVER)} / clamp_min({demand}, 1)"

@@ -12,12 +12,13 @@ from dashboards.boards.panels import (
 )
 from dashboards.boards.queries import (
     PER_GPU,
-    POD,
+    SERVER,
     Query,
     gauge,
     highest,
     increase,
     lowest,
+    named,
     total,
 )
 from service.telemetry.catalog import gpu, memory
@@ -28,8 +29,8 @@ def panels() -> tuple[PanelBuilder, ...]:
     return (
         lines(
             "Age of samples",
-            Query(f"time() - {lowest(gauge(memory.SAMPLED), POD)}", "{{pod}} memory"),
-            Query(f"time() - {lowest(gauge(gpu.SAMPLED), POD)}", "{{pod}} GPU"),
+            Query(f"time() - {lowest(gauge(memory.SAMPLED), SERVER)}", named("memory")),
+            Query(f"time() - {lowest(gauge(gpu.SAMPLED), SERVER)}", named("GPU")),
             unit=Unit.SECONDS,
             note=Note(
                 "How long ago the engine looked at its memory, and the sampler at the GPU.",
@@ -39,10 +40,10 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "What the driver tells",
-            Query(lowest(gauge(gpu.AVAILABLE), POD), "{{pod}} NVML there"),
+            Query(lowest(gauge(gpu.AVAILABLE), SERVER), named("NVML there")),
             Query(
                 lowest(gauge(gpu.PROCESS_MEMORY_KNOWN), PER_GPU),
-                "{{pod}} GPU {{gpu}} known",
+                named("GPU {{gpu}} known"),
             ),
             unit=Unit.COUNT,
             note=Note(
@@ -55,7 +56,7 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         lines(
             "GPU utilization",
-            Query(highest(gauge(gpu.UTILIZATION), PER_GPU), "{{pod}} GPU {{gpu}}"),
+            Query(highest(gauge(gpu.UTILIZATION), PER_GPU), named("GPU {{gpu}}")),
             unit=Unit.SHARE,
             note=Note(
                 "Share of time in which the GPU ran anything, as nvidia-smi has it.",
@@ -65,7 +66,7 @@ def panels() -> tuple[PanelBuilder, ...]:
         ),
         events(
             "Failures of the GPU sampler",
-            Query(total(increase(gpu.FAILURES), POD), "{{pod}}"),
+            Query(total(increase(gpu.FAILURES), SERVER), named()),
             note=Note(
                 "Times that NVML could not be asked or answered with an error.",
                 "A GPU that fell off the bus answers only errors: see `dmesg` for its XID.",
