@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Of a wait that ends only when a device answers, this share counts: at 8 s such a wait may last a
+# minute, longer than a swap or a file server that works takes for a layer.
+_DEVICE_WAIT_SHARE = 1 / 8
+
 
 @dataclass(frozen=True, slots=True)
 class Activity:
@@ -11,6 +15,9 @@ class Activity:
 
     wants_cpu: bool  # one of its threads is on a CPU or queues for one
     cpu_seconds: float  # that its threads have had in all their life
+    # One of its threads waits and cannot be interrupted: for pages from a swap or a file, or as
+    # the kernel throttles a control group with too much memory.
+    waits_for_device: bool = False
 
 
 class FreezeJudge:
@@ -21,6 +28,11 @@ class FreezeJudge:
     time counts what it got. So a deadlock, a lost wake-up, SIGSTOP and an endless loop are
     found, and an engine that shares its cores with others, or is throttled by a CPU limit,
     is left alone for as long as its work takes there.
+
+    One that waits for a device is not to blame either, but what it waits for may be lost, and
+    then it gets no CPU time that would ever add up: an eighth of that time counts, or the CPU
+    time if that is more. So swapping costs an engine some patience and not its life, and a lost
+    disk is found all the same.
     """
 
     def __init__(self, limit_seconds: float) -> None:
@@ -43,9 +55,12 @@ class FreezeJudge:
         before, self._activity = self._activity, activity
         if before is None:
             return False  # it may have come on until just now
-        counted_seconds = elapsed_seconds
+        used_seconds = activity.cpu_seconds - before.cpu_seconds
         if before.wants_cpu or activity.wants_cpu:
-            used_seconds = activity.cpu_seconds - before.cpu_seconds
-            counted_seconds = min(elapsed_seconds, used_seconds)
-        self.silent_seconds += counted_seconds
+            counted_seconds = used_seconds
+        elif before.waits_for_device or activity.waits_for_device:
+            counted_seconds = max(used_seconds, elapsed_seconds * _DEVICE_WAIT_SHARE)
+        else:
+            counted_seconds = elapsed_seconds
+        self.silent_seconds += min(elapsed_seconds, counted_seconds)
         return self.silent_seconds >= self._limit_seconds

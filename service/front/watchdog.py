@@ -60,14 +60,15 @@ class Watchdog:
 def process_activity(process_id: int) -> Activity:
     """What proc(5) tells; raises FileNotFoundError or ProcessLookupError if it is gone."""
     folder = Path(f"/proc/{process_id}")
-    wants_cpu = False
+    states = set()
     for thread in (folder / "task").iterdir():
         try:
-            wants_cpu |= _stat_fields(thread)[0] == "R"
+            states.add(_stat_fields(thread)[0])
         except (FileNotFoundError, ProcessLookupError):
             continue  # this thread has ended
     user_ticks, system_ticks = _stat_fields(folder)[11:13]
-    return Activity(wants_cpu, (int(user_ticks) + int(system_ticks)) / _CPU_TICKS_PER_SECOND)
+    cpu_seconds = (int(user_ticks) + int(system_ticks)) / _CPU_TICKS_PER_SECOND
+    return Activity("R" in states, cpu_seconds, waits_for_device="D" in states)
 
 
 def _stat_fields(folder: Path) -> list[str]:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -40,11 +41,13 @@ def looks_until_frozen(activities: Iterator[Activity], most: int = 1000) -> int 
     return None
 
 
-def running(share: float, wants_cpu: bool = True) -> Iterator[Activity]:
+def running(
+    share: float, wants_cpu: bool = True, waits_for_device: bool = False
+) -> Iterator[Activity]:
     """An engine that gets this share of a CPU."""
     seconds = 3.0
     while True:
-        yield Activity(wants_cpu, seconds)
+        yield Activity(wants_cpu, seconds, waits_for_device)
         seconds += share * LOOK_SECONDS
 
 
@@ -67,6 +70,21 @@ class TestFreezeJudge:
 
     def test_one_that_gets_no_cpu_is_never_frozen(self) -> None:
         assert looks_until_frozen(running(0.0)) is None
+
+    def test_one_that_swaps_has_eight_times_as_long(self) -> None:
+        swapping = Activity(wants_cpu=False, cpu_seconds=1.0, waits_for_device=True)
+        assert looks_until_frozen(iter([swapping] * 1000)) == 8 * LOOKS_PER_LIMIT + 2
+        comes_and_goes = ([swapping, ASLEEP] * 500)[:1000]
+        assert looks_until_frozen(iter(comes_and_goes)) == 8 * LOOKS_PER_LIMIT + 2
+
+    def test_one_that_swaps_and_computes_has_as_long_as_it_gets_cpu(self) -> None:
+        looks = looks_until_frozen(running(0.5, wants_cpu=False, waits_for_device=True))
+        assert looks == 2 * LOOKS_PER_LIMIT + 2
+        looks = looks_until_frozen(running(2.5, wants_cpu=False, waits_for_device=True))
+        assert looks == LOOKS_TO_NOTICE
+
+    def test_one_that_queues_for_a_cpu_as_well_is_not_to_blame_for_anything(self) -> None:
+        assert looks_until_frozen(running(0.0, wants_cpu=True, waits_for_device=True)) is None
 
     def test_a_wait_for_a_cpu_is_seen_from_either_end(self) -> None:
         """What sleeps at a look may have been queueing until just before."""
@@ -238,6 +256,21 @@ class TestProcessActivity:
         os.waitpid(child.pid, os.WUNTRACED)
         stopped = _until(child.pid, lambda activity: not activity.wants_cpu)
         assert process_activity(child.pid) == stopped
+
+    def test_one_that_waits_for_a_device(self, tmp_path: Path) -> None:
+        """As a process does until its vfork child runs a program, which opens a pipe before."""
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        script = (
+            "import os\n"
+            f"opens_pipe = (os.POSIX_SPAWN_OPEN, 0, {str(pipe)!r}, os.O_RDONLY, 0)\n"
+            "os.posix_spawn('/bin/true', ['true'], {}, file_actions=[opens_pipe])\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", script]) as process:
+            waiting = _until(process.pid, lambda activity: activity.waits_for_device)
+            pipe.write_text("")  # the child goes on, and so does its parent
+            assert process.wait(30) == 0
+        assert not waiting.wants_cpu
 
     def test_one_that_is_gone(self) -> None:
         process = subprocess.Popen([sys.executable, "-c", ""])
