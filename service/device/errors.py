@@ -11,9 +11,8 @@ class DeviceOutOfMemoryError(Exception):
     def __init__(
         self, owner: Owner, wanted_bytes: int, free_bytes: int | None, total_bytes: int | None
     ) -> None:
-        """0 wanted bytes, None free or None in all: the allocator that failed did not tell."""
-        wanted = f"{wanted_bytes} bytes" if wanted_bytes else "memory"
-        told = f"{wanted} wanted for {owner.value}"
+        """None free or None in all: the allocator that failed did not tell."""
+        told = f"{wanted_bytes} bytes wanted for {owner.value}"
         if free_bytes is None or total_bytes is None:
             super().__init__(f"{told}, more than the allocator had")
         else:

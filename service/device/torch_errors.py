@@ -22,15 +22,22 @@ _LIBRARY_OUT_OF_MEMORY = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAIL
 _LIBRARY_FAILURES = ("CUDA error", "CUBLAS_STATUS_", "CUDNN_STATUS_")
 
 
-def device_error(error: BaseException) -> DeviceOutOfMemoryError | DeviceLostError | None:
+def device_error(
+    error: BaseException, step_bytes: int
+) -> DeviceOutOfMemoryError | DeviceLostError | None:
     """What failed was memory, or the device, or (None) something else.
+
+    Where the message does not say how much memory was wanted, it is what the step was expected
+    to take, so that who gives back what was wanted makes room.
 
     Every CUDA error other than out of memory counts as the loss of the device: most of them
     make each later call of the process fail as well, and none says that it does not.
     """
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or _is_out_of_memory(text):
-        return DeviceOutOfMemoryError(Owner.ACTIVATIONS, _wanted_bytes(text), None, None)
+        told_bytes = _wanted_bytes(text)
+        wanted_bytes = step_bytes if told_bytes is None else told_bytes
+        return DeviceOutOfMemoryError(Owner.ACTIVATIONS, wanted_bytes, None, None)
     is_lost = isinstance(error, torch.AcceleratorError) or any(
         sign in text for sign in _LIBRARY_FAILURES
     )
@@ -44,7 +51,7 @@ def _is_out_of_memory(text: str) -> bool:
     return any(sign in text for sign in signs)
 
 
-def _wanted_bytes(text: str) -> int:
-    """0: the message does not say."""
+def _wanted_bytes(text: str) -> int | None:
+    """None: the message does not say."""
     match = _WANTED.search(text)
-    return int(float(match[1]) * _UNITS[match[2].lower()]) if match else 0
+    return int(float(match[1]) * _UNITS[match[2].lower()]) if match else None

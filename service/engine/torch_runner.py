@@ -88,7 +88,7 @@ class TorchRunner:
         try:
             return _compute(self._model, self._attention, batch)
         except (RuntimeError, MemoryError) as error:
-            failure = device_error(error)
+            failure = device_error(error, claim_bytes)
             if failure is None:
                 raise
         finally:

@@ -258,6 +258,7 @@ class TestForward:
                 RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate"),
                 DeviceOutOfMemoryError,
             ),
+            (MemoryError(), DeviceOutOfMemoryError),
             (torch.AcceleratorError("CUDA error: an illegal memory access"), DeviceLostError),
             (RuntimeError("shapes do not match"), RuntimeError),
         ],
@@ -280,6 +281,8 @@ class TestForward:
             runner.forward(batch)
         if expected is not RuntimeError:
             assert caught.value.__context__ is None, "its traceback would keep tensors alive"
+        if isinstance(caught.value, DeviceOutOfMemoryError):
+            assert caught.value.wanted_bytes == runner.step_bytes(20, 1, 20), "it was not told"
         figures = device.figures()
         assert figures.by_owner[Owner.ACTIVATIONS] == figures.reclaimable_bytes
         np.testing.assert_array_equal(runner.forward(batch), undisturbed)

@@ -12,11 +12,13 @@ from service.device.errors import DeviceLostError, DeviceOutOfMemoryError
 from service.device.owner import Owner
 from service.device.torch_errors import device_error
 
+STEP_BYTES = 12345  # that the step was expected to take
+
 
 def test_the_cpu_allocator_itself() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
-    error = device_error(caught.value)
+    error = device_error(caught.value, STEP_BYTES)
     assert isinstance(error, DeviceOutOfMemoryError)
     assert (error.owner, error.wanted_bytes) == (Owner.ACTIVATIONS, 1 << 60)
     assert (error.free_bytes, error.total_bytes) == (None, None)
@@ -29,10 +31,9 @@ def test_the_cpu_allocator_itself() -> None:
 def test_an_allocation_of_cpp_that_no_allocator_of_torch_made() -> None:
     with pytest.raises(RuntimeError) as caught:
         torch.zeros(1).expand(1 << 45).split(1)  # a vector of 2 ** 45 pointers
-    error = device_error(caught.value)
+    error = device_error(caught.value, STEP_BYTES)
     assert isinstance(error, DeviceOutOfMemoryError)
-    assert error.wanted_bytes == 0, "it does not say"
-    assert str(error) == "memory wanted for activations, more than the allocator had"
+    assert error.wanted_bytes == STEP_BYTES, "it does not say"
 
 
 GPU_TEXT = (
@@ -46,14 +47,17 @@ GPU_TEXT = (
     [
         (torch.OutOfMemoryError(GPU_TEXT), 5 << 29),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB."), 20 << 20),
-        (torch.OutOfMemoryError("no figure"), 0),
-        (MemoryError(), 0),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), 0),
-        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), 0),
+        (torch.OutOfMemoryError("no figure"), STEP_BYTES),
+        (MemoryError(), STEP_BYTES),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"),
+            STEP_BYTES,
+        ),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), STEP_BYTES),
     ],
 )
 def test_out_of_memory(error: BaseException, wanted_bytes: int) -> None:
-    translated = device_error(error)
+    translated = device_error(error, STEP_BYTES)
     assert isinstance(translated, DeviceOutOfMemoryError)
     assert translated.wanted_bytes == wanted_bytes
 
@@ -68,7 +72,7 @@ def test_out_of_memory(error: BaseException, wanted_bytes: int) -> None:
     ],
 )
 def test_a_lost_device(error: BaseException) -> None:
-    translated = device_error(error)
+    translated = device_error(error, STEP_BYTES)
     assert isinstance(translated, DeviceLostError)
     assert translated.cause == str(error).split("\n")[0]
 
@@ -82,7 +86,7 @@ def test_a_lost_device(error: BaseException) -> None:
     ],
 )
 def test_anything_else_is_a_fault_of_the_program(error: BaseException) -> None:
-    assert device_error(error) is None
+    assert device_error(error, STEP_BYTES) is None
 
 
 def test_a_translated_error_keeps_no_tensor_alive() -> None:
@@ -97,7 +101,7 @@ def test_a_translated_error_keeps_no_tensor_alive() -> None:
     try:
         fail()
     except RuntimeError as error:
-        failure = device_error(error)
+        failure = device_error(error, STEP_BYTES)
     gc.disable()
     try:
         assert failure is not None
