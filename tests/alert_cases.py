@@ -51,6 +51,11 @@ def _pulse(at_scrape: int, scrapes: int, before: float, between: float) -> str:
     return f"{before:.12g}x{at_scrape - 1} {between:.12g}x{scrapes - 1} {before:.12g}x800"
 
 
+def _without(at_scrape: int, scrapes: int, value: float) -> str:
+    """Not there for so many scrapes, as figures of memory while an engine is replaced."""
+    return f"{value:.12g}x{at_scrape - 1} stale _x{scrapes - 1} {value:.12g}x800"
+
+
 def _owned(others: str, kv_pool: str = _always(10 * _GIB)) -> dict[str, str]:
     return {'owner="others"': others, 'owner="kv_pool"': kv_pool}
 
@@ -76,6 +81,16 @@ DEVICE = (
         device_headroom_bytes=_ramp(2 * _GIB, 20 * 2**20),
         device_memory_owned_bytes=_owned(_always(0), _ramp(12 * _GIB, -20 * 2**20)),
         device_demand_bytes=_always(_GIB),
+    ),
+    # At the time at which it would fire if the device were told as free meanwhile.
+    case(
+        *("MemoryLeakForecast", False, 1600, "an engine is replaced, and the next has as much"),
+        device_headroom_bytes=_without(120, 36, 3 * _GIB),
+        device_memory_owned_bytes=_owned(
+            _without(120, 36, _GIB), kv_pool=_without(120, 36, 40 * _GIB)
+        ),
+        device_memory_capacity_bytes=_without(120, 36, 141 * _GIB),
+        device_demand_bytes=_without(120, 36, _GIB),
     ),
     case(
         *("OthersTakeMemory", True, 60, "7 % of the device within a minute"),
@@ -181,9 +196,9 @@ DEVICE = (
         device_demand_bytes=_jump(12, 1e9, 0.5e9),
     ),
     case(
-        *("HeadroomBelowDemand", False, 70, "there is no engine"),
-        device_headroom_low_bytes=_always(0),
-        device_demand_bytes=_always(0),
+        *("HeadroomBelowDemand", False, 70, "the engine that had too little is gone"),
+        device_headroom_low_bytes=_without(12, 36, 0.99e9),
+        device_demand_bytes=_without(12, 36, 1e9),
     ),
     case(
         *("PressureCritical", True, 60, "at once"),
@@ -200,8 +215,17 @@ DEVICE = (
         pressure_level=_always(4),
         admissions_open=_always(1),
     ),
+    case(
+        *("PressureCritical", False, 70, "the engine that was short of memory is gone"),
+        pressure_level=_always(4),
+        admissions_open=_without(12, 36, 0),
+    ),
     case(*("AdmissionsClosed", True, 70, "for 10 s"), admissions_open=_jump(12, 1, 0)),
     case(*("AdmissionsClosed", False, 600, "open"), admissions_open=_always(1)),
+    case(
+        *("AdmissionsClosed", False, 70, "the engine that had closed them is gone"),
+        admissions_open=_without(12, 36, 0),
+    ),
     case(
         *("AdmissionsClosed", False, 65, "closed at one look"),
         admissions_open=_pulse(12, 1, 1, 0),
@@ -517,6 +541,14 @@ BLINDNESS = (
     case(
         *("MemorySampleOld", False, 600, "always 20 s old"),
         memory_sample_timestamp_seconds=_ramp(-20, 5),
+    ),
+    case(
+        *("MemorySampleOld", False, 600, "the first engine loads its model"),
+        server_state={'state="starting"': _always(1)},
+    ),
+    case(
+        *("MemorySampleOld", False, 150, "an engine is replaced"),
+        memory_sample_timestamp_seconds="0+5x11 stale _x35 240+5x800",
     ),
     case(
         *("GpuSampleOld", True, 120, "for 60 s"),

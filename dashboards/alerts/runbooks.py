@@ -19,6 +19,10 @@ from the moment in which they may be expected to fire to that in which a step fi
 memory (or, of the alerts on the KV pool, a sequence no block). The leads are expectations from
 thresholds and `for`. A step that finds no memory is one that is tried again: only
 [PlimsollRequestLostToMemory](PlimsollRequestLostToMemory.md) says that somebody lost something.
+
+Figures of memory are those of the engine that runs. From its end until the next one is ready there
+are none, and what fired on them is silent without being over:
+[PlimsollEngineRestarted](PlimsollEngineRestarted.md) says so.
 """
 _HEADINGS = {
     AlertKind.PRECURSOR: "Precursors: memory is about to end",

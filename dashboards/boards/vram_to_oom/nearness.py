@@ -112,6 +112,7 @@ def panels() -> tuple[PanelBuilder, ...]:
 
 def _predicted_headroom() -> str:
     # A trend over a fixed time, whatever the width of the screen. It knows neither that memory
-    # is never below 0, nor that it is never above what there is.
-    trend = f"predict_linear({gauge(memory.HEADROOM)}[15m], 1800)"
+    # is never below 0, nor that it is never above what there is, nor that an engine is gone.
+    headroom = gauge(memory.HEADROOM)
+    trend = f"(predict_linear({headroom}[15m], 1800) and {headroom})"
     return f"clamp_min({least_of((trend, gauge(memory.CAPACITY)), SERVER)}, 0)"

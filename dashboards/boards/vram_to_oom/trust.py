@@ -33,7 +33,9 @@ def panels() -> tuple[PanelBuilder, ...]:
             Query(f"time() - {lowest(gauge(gpu.SAMPLED), SERVER)}", named("GPU")),
             unit=Unit.SECONDS,
             note=Note(
-                "How long ago the engine looked at its memory, and the sampler at the GPU.",
+                "How long ago the engine looked at its memory, and the sampler at the GPU. From "
+                "the end of an engine until the next one is ready nobody looks at memory: lines "
+                "of it have a gap.",
                 "Above 30 s this dashboard is blind: the engine hangs, or the driver does.",
             ),
             limits=Limits("green", ((10, "orange"), (30, "red"))),
