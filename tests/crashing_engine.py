@@ -17,15 +17,19 @@ from service.config import EngineSettings
 from service.engine.build import BuiltRunner, build_runner
 from service.engine.entry import main
 from service.engine.messages import Loading
+from service.engine.predecessor import Predecessor
 from service.engine.runner import StepBatch
 
 DEADLY_TOKEN = 16  # <empty_output> of SmolLM2, which it does not say by itself
 
 
 def build_crashing(
-    settings: EngineSettings, progress: Callable[[Loading], None], beat: Callable[[], None]
+    settings: EngineSettings,
+    progress: Callable[[Loading], None],
+    beat: Callable[[], None],
+    predecessor: Predecessor | None,
 ) -> BuiltRunner:
-    built = build_runner(settings, progress, beat)
+    built = build_runner(settings, progress, beat, predecessor)
     forward = built.runner.forward
 
     def crash_or_forward(batch: StepBatch) -> NDArray[np.float32]:

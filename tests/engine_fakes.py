@@ -43,6 +43,7 @@ from service.engine.messages import (
     StepReport,
     TokenLogprob,
 )
+from service.engine.predecessor import Predecessor
 from service.engine.runner import StepBatch
 from service.engine.sampler import SamplerState, sample, token_logprob
 
@@ -157,6 +158,7 @@ class FakeBuilt:
     runner: FakeRunner
     layout: KVLayout
     num_blocks: int
+    ceiling_blocks: int
     max_context_tokens: int
     vocab_size: int
     device: CpuDevice
@@ -173,6 +175,7 @@ def build_fake(
     settings: EngineSettings,
     progress: Callable[[Loading], None],
     _beat: Callable[[], None],
+    _predecessor: Predecessor | None = None,
     vocab_size: int = 256,
 ) -> FakeBuilt:
     """Stands in for `build_runner`: same arguments, no model, no torch."""
@@ -187,6 +190,7 @@ def build_fake(
         runner=runner,
         layout=runner.arena.layout,
         num_blocks=num_blocks,
+        ceiling_blocks=num_blocks - 1,
         max_context_tokens=settings.max_context_tokens or 4096,
         vocab_size=vocab_size,
         device=device,
@@ -228,6 +232,7 @@ class EngineHarness:
         vocab_size: int = 256,
         max_context_tokens: int = 4096,
         max_blocks: int | None = None,
+        ceiling_blocks: int | None = None,
         offload: Callable[[CacheManager, BlockMemory, Callable[[], float]], Offload] | None = None,
         device: CpuDevice | None = None,
         **settings: Any,
@@ -251,6 +256,7 @@ class EngineHarness:
             DeviceArena(self.runner.arena, self.device, headroom_bytes=0),
             engine_settings,
             max_context_tokens,
+            ceiling_blocks=ceiling_blocks,
             device=self.device,
             tell=self._hear,
             offload=offload(self.manager, memory, lambda: self.now_seconds) if offload else None,

@@ -19,6 +19,7 @@ from service.config import EngineSettings
 from service.engine.entry import main
 from service.engine.errors import StartError
 from service.engine.messages import Loading
+from service.engine.predecessor import Predecessor
 from service.engine.runner import StepBatch
 
 
@@ -30,16 +31,22 @@ class CrashingRunner(FakeRunner):
 
 
 def build_failing(
-    settings: EngineSettings, progress: Callable[[Loading], None], _beat: Callable[[], None]
+    settings: EngineSettings,
+    progress: Callable[[Loading], None],
+    _beat: Callable[[], None],
+    _predecessor: Predecessor | None,
 ) -> FakeBuilt:
     progress(Loading("weights", 0, 0, "bytes"))
     raise StartError(f"kv_blocks = {settings.kv_blocks}: told to fail")
 
 
 def build_crashing(
-    settings: EngineSettings, progress: Callable[[Loading], None], beat: Callable[[], None]
+    settings: EngineSettings,
+    progress: Callable[[Loading], None],
+    beat: Callable[[], None],
+    predecessor: Predecessor | None,
 ) -> FakeBuilt:
-    built = build_fake(settings, progress, beat)
+    built = build_fake(settings, progress, beat, predecessor)
     atexit.register(time.sleep, 3600)  # as what tears down a device that is lost
     runner = CrashingRunner(built.num_blocks, settings.block_tokens, built.vocab_size)
     return replace(built, runner=runner)

@@ -66,6 +66,7 @@ from service.engine.messages import (
     ToEngine,
     TokenLogprob,
 )
+from service.engine.predecessor import PREDECESSOR_VARIABLE
 from service.engine.pulse import Pulse
 from service.faults.plan import ExitEngine
 
@@ -307,6 +308,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path)
     parser.add_argument("--step-seconds", type=float, default=0.001)
     parser.add_argument("--start-failed", help="say StartFailed with this text")
+    parser.add_argument("--kept-out", type=Path, help="say StartFailed while this file exists")
     parser.add_argument("--crash-at-start", action="store_true")
     parser.add_argument("--crash-after-ready", action="store_true")
     parser.add_argument("--hang-at-start", action="store_true")
@@ -322,7 +324,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     record = arguments.record.open("a") if arguments.record else None
     if record is not None:
-        record.write(json.dumps({"type": "Start", "pid": os.getpid()}) + "\n")
+        told = os.environ.get(PREDECESSOR_VARIABLE)
+        start = {"pid": os.getpid(), "predecessor": None if told is None else json.loads(told)}
+        record.write(json.dumps({"type": "Start", **start}) + "\n")
         record.flush()
     sock = socket.socket(fileno=arguments.fd)
     channel = Channel(sock)
@@ -331,6 +335,9 @@ def main() -> None:
     channel.send(Loading("weights", 1, 2, "tensors"))
     if arguments.start_failed:
         channel.send(StartFailed(arguments.start_failed))
+        raise SystemExit(1)
+    if arguments.kept_out is not None and arguments.kept_out.exists():
+        channel.send(StartFailed("others have the memory"))
         raise SystemExit(1)
     if arguments.hang_at_start:
         time.sleep(3600)

@@ -318,6 +318,18 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
             le=86400.0,
         ),
     ] = 300.0
+    restart_patience_seconds: Annotated[
+        float,
+        about(
+            "Life cycle",
+            "Time for which a dead engine's successor that cannot start, since others have the "
+            "memory or the files that it needs, is tried again while requests wait, before the "
+            "server gives up.",
+            "seconds",
+            ge=0.0,
+            le=86400.0,
+        ),
+    ] = 300.0
 
     flight_folder: (
         Annotated[

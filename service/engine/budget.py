@@ -7,6 +7,7 @@ from kvcache.host_memory import available_memory_bytes, total_memory_bytes
 from service.config import EngineSettings
 from service.device.process_memory import resident_bytes
 from service.engine.errors import StartError
+from service.engine.predecessor import Predecessor
 from service.engine.sizing import MemoryTerms, PoolPlan, largest_step, plan_pool
 from service.models.activations import StepMemory
 from service.models.config import ModelConfig
@@ -23,8 +24,10 @@ class MemoryBudget:
         layout: KVLayout,
         copies: WeightCopies,
         step_memory: StepMemory,
+        predecessor: Predecessor | None,
     ) -> None:
         """Looks at once, see `look`."""
+        self._predecessor = predecessor
         self._settings = settings
         self._config = config
         self._layout = layout
@@ -62,4 +65,4 @@ class MemoryBudget:
         terms = MemoryTerms(
             self.capacity_bytes, self.runtime_bytes, self.weights_bytes, self.step_bytes
         )
-        return plan_pool(self._settings, self._config, self._layout, terms)
+        return plan_pool(self._settings, self._config, self._layout, terms, self._predecessor)

@@ -21,6 +21,7 @@ from service.engine.errors import StartError
 from service.engine.host import usable_cores
 from service.engine.messages import Loading
 from service.engine.openmp import wait_politely
+from service.engine.predecessor import Predecessor
 from service.engine.pulse import unwatched
 from service.engine.runner import Runner, StepBatch
 from service.engine.sizing import largest_step
@@ -43,6 +44,7 @@ class BuiltRunner:
     device: DeviceMemory
     arena: DeviceArena
     num_blocks: int  # at the start, the null block included
+    ceiling_blocks: int  # usable ones that the pool is to have, at the start or when it can
     max_context_tokens: int
     vocab_size: int
     fingerprint: Fingerprint  # of what the blocks hold, for the tiers below the pool
@@ -57,22 +59,27 @@ def build_runner(
     settings: EngineSettings,
     progress: Callable[[Loading], None],
     beat: Callable[[], None] = unwatched,
+    predecessor: Predecessor | None = None,
 ) -> BuiltRunner:
     """Loads the model of the settings; raises ModelFileError or StartError.
 
-    The runner calls `beat` after each layer that it computes.
+    The runner calls `beat` after each layer that it computes. The sizes of a `predecessor` are
+    taken over, whatever is free now.
 
     torch is imported in here, so that the first progress is told before it, and so that a
     mistake in the settings or the model's configuration is told without it.
     """
     try:
-        return _build(settings, progress, beat)
+        return _build(settings, progress, beat, predecessor)
     except DeviceOutOfMemoryError as error:  # somebody else took what was there a moment ago
         raise StartError(f"memory ran out during the start: {error}") from error
 
 
 def _build(
-    settings: EngineSettings, progress: Callable[[Loading], None], beat: Callable[[], None]
+    settings: EngineSettings,
+    progress: Callable[[Loading], None],
+    beat: Callable[[], None],
+    predecessor: Predecessor | None,
 ) -> BuiltRunner:
     source = resolve_model(settings.model)
     config = load_model_config(source)
@@ -88,6 +95,7 @@ def _build(
         layout,
         WeightCopies(KVDtype(weights_dtype).itemsize, plain=True, packed=False),
         StepMemory(config, kv_dtype.itemsize, threads),
+        predecessor,
     )
     budget.plan()
 
@@ -142,6 +150,7 @@ def _build(
         device=device,
         arena=pool,
         num_blocks=arena.num_blocks,
+        ceiling_blocks=arena.num_blocks - 1 if predecessor is None else predecessor.blocks,
         max_context_tokens=plan.context_tokens,
         vocab_size=config.vocab_size,
         fingerprint=Fingerprint(

@@ -62,12 +62,17 @@ class EngineCore:
         settings: EngineSettings,
         max_context_tokens: int,
         *,
+        ceiling_blocks: int | None = None,
         device: DeviceMemory,
         tell: Callable[[Incident], None],
         offload: Offload | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`tell` hears at once of each step for which the device had no memory."""
+        """`tell` hears at once of each step for which the device had no memory.
+
+        `ceiling_blocks` is how many usable blocks the pool is to have as soon as it can; None: as
+        many as it has.
+        """
         self._runner = runner
         self._manager = manager
         self._block_tokens = settings.block_tokens
@@ -96,6 +101,7 @@ class EngineCore:
             tenancy,
             settings.load_line,
             settings.pool_wait_seconds,
+            ceiling_blocks,
         )
         self._ladder = OomLadder(settings.max_step_tokens, settings.pool_wait_seconds)
         self._watch = MemoryWatch(

@@ -12,6 +12,7 @@ import msgspec
 from service.config import EngineSettings
 from service.config.engine import SETTINGS_VARIABLE
 from service.engine.channel import Channel
+from service.engine.predecessor import PREDECESSOR_VARIABLE, Predecessor
 from service.engine.process import ParentGone, die_with_parent, leave_signals_to_parent
 from service.engine.pulse import Pulse
 from service.engine.server import EXIT_CRASHED, EXIT_OK, Build, serve
@@ -35,13 +36,15 @@ def main(build: Build) -> int:
     except ParentGone:
         return EXIT_OK
     settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=EngineSettings)
+    told = os.environ.get(PREDECESSOR_VARIABLE)
+    predecessor = None if told is None else msgspec.json.decode(told, type=Predecessor)
     sock = socket.socket(fileno=arguments.fd)
     sock.set_inheritable(False)  # else a child of ours would keep it open after our death
     pulse = Pulse(arguments.pulse_fd)
     os.close(arguments.pulse_fd)
     with Channel(sock) as channel:
         try:
-            return serve(channel, settings, build, pulse.beat)
+            return serve(channel, settings, build, pulse.beat, predecessor)
         except Exception:  # noqa: BLE001 (told, and the process ends of it)
             traceback.print_exc()
             # Not through the interpreter's end: what tears torch down takes long, and can hang

@@ -6,7 +6,8 @@ Each rung costs more than the one before, so it is tried only when those did not
 2. SHRINK: the KV pool gives back what was lacking and a quarter more.
 3. REQUEUE: all sequences but one lose their blocks, of which the pool gives back as many
    again, and steps are as small as they can be.
-4. FAIL: the one that is left ends with an error. The next failure begins at 1 again.
+4. FAIL: the one that is left ends with an error, and all rest, so that a shortage which is about
+   to end does not take one after the other. The next failure begins at 1 again.
 
 What others take of the device they may soon give back, and the pool may still be on its way to
 becoming smaller. So before the fourth rung the third is taken again and again, with rests between,
@@ -81,6 +82,8 @@ class OomLadder:
             self._rest_seconds = min(2 * self._rest_seconds, _MAX_REST_SECONDS)
         else:
             self._failures = (self._failures + 1) % len(_CLIMB)
+            if rung is OomRung.FAIL:
+                self._rests_until_seconds = now_seconds + _MAX_REST_SECONDS
         self._counts[rung] += 1
         self.failed_seconds = now_seconds
         if step_tokens > self._proven_tokens:

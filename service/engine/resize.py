@@ -80,10 +80,12 @@ class PoolResizer:
         tenancy: Tenancy,
         load_line: float,
         wait_seconds: float,
+        ceiling_blocks: int | None = None,
     ) -> None:
         """`load_line` is the setting of this name; it moves with the size of the pool.
 
-        `wait_seconds` is the setting pool_wait_seconds.
+        `wait_seconds` is the setting pool_wait_seconds. `ceiling_blocks` stand as if they had been
+        ordered; None: the pool is as large as it is to be.
         """
         self._manager = manager
         self._memory = memory
@@ -93,9 +95,12 @@ class PoolResizer:
         self._chunk_blocks = max(1, CHUNK_BYTES // memory.layout.block_bytes)
         self._order: _Order | None = None
         self._answers: list[Resized] = []
-        self._ceiling = memory.num_blocks  # with the null block, as all below
+        # With the null block, as all below.
+        self._ceiling = memory.num_blocks if ceiling_blocks is None else ceiling_blocks + 1
         self._goal: int | None = None  # None: the governor lets the pool have its ceiling
         self._drought = Drought(wait_seconds)
+        if self._ceiling > memory.num_blocks:
+            self._set_admission()
 
     @property
     def is_active(self) -> bool:

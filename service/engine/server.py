@@ -15,15 +15,18 @@ from service.engine.core import EngineCore
 from service.engine.errors import StartError
 from service.engine.loop import run_loop
 from service.engine.messages import IncidentReport, Loading, Ready, StartFailed
+from service.engine.predecessor import Predecessor
 from service.engine.seams import Seams, plain_seams
 from service.models.errors import ModelFileError
 
 if TYPE_CHECKING:
     from service.engine.build import BuiltRunner
 
-# Settings; who hears of the progress of the start; the beat that says that a step comes on.
+# Settings; who hears of the progress of the start; the beat that says that a step comes on; the
+# sizes to take over.
 Build: TypeAlias = (
-    "Callable[[EngineSettings, Callable[[Loading], None], Callable[[], None]], BuiltRunner]"
+    "Callable[[EngineSettings, Callable[[Loading], None], Callable[[], None], Predecessor | None],"
+    " BuiltRunner]"
 )
 
 EXIT_OK = 0
@@ -34,27 +37,36 @@ _PERSIST_SECONDS = 2.0  # at the end, to put what is cached where the next engin
 
 
 def serve(
-    channel: Channel, settings: EngineSettings, build: Build, beat: Callable[[], None]
+    channel: Channel,
+    settings: EngineSettings,
+    build: Build,
+    beat: Callable[[], None],
+    predecessor: Predecessor | None = None,
 ) -> int:
     """Runs an engine on a channel until the front ends it; returns the exit status.
 
-    `beat` is called whenever the engine has come on.
+    `beat` is called whenever the engine has come on. `predecessor` is the engine that this one
+    replaces, if any.
 
     Expected failures of the start are told with `StartFailed`. Every other exception is a
     crash and passes through: the front sees the end of the stream and starts a new engine.
     """
     try:
-        return _serve(channel, settings, build, beat)
+        return _serve(channel, settings, build, beat, predecessor)
     except ChannelClosed:
         return EXIT_OK
 
 
 def _serve(
-    channel: Channel, settings: EngineSettings, build: Build, beat: Callable[[], None]
+    channel: Channel,
+    settings: EngineSettings,
+    build: Build,
+    beat: Callable[[], None],
+    predecessor: Predecessor | None,
 ) -> int:
     began_seconds = time.monotonic()
     try:
-        built = build(settings, channel.send, beat)
+        built = build(settings, channel.send, beat, predecessor)
         memory = ArenaMemory(built.arena.arena)
         manager = make_manager(settings, built.num_blocks, memory)
         seams = _seams(built, settings, channel, beat)
@@ -68,6 +80,7 @@ def _serve(
         seams.arena,
         settings,
         built.max_context_tokens,
+        ceiling_blocks=built.ceiling_blocks,
         device=seams.device,
         tell=lambda incident: channel.send(IncidentReport(incident)),
         offload=offload,

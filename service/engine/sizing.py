@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvcache import KVLayout
 from service.config import EngineSettings
 from service.engine.errors import StartError
+from service.engine.predecessor import Predecessor
 from service.models.activations import StepShape
 from service.models.config import ModelConfig
 
@@ -34,7 +35,7 @@ class MemoryTerms:
 class PoolPlan:
     """What was chosen; blocks are usable ones, the null block left out."""
 
-    blocks: int
+    blocks: int  # at the start
     max_blocks: int  # that the pool may grow to
     context_tokens: int  # the longest, prompt and output together
 
@@ -48,13 +49,19 @@ def largest_step(settings: EngineSettings, context_tokens: int) -> StepShape:
 
 
 def plan_pool(
-    settings: EngineSettings, config: ModelConfig, layout: KVLayout, terms: MemoryTerms
+    settings: EngineSettings,
+    config: ModelConfig,
+    layout: KVLayout,
+    terms: MemoryTerms,
+    predecessor: Predecessor | None = None,
 ) -> PoolPlan:
     """Sizes of the pool and of the context; raises StartError for what does not fit.
 
     Pages of the pool are taken when they are first written: with a pool that does not fit, the
     machine would run out of memory long after the start.
     """
+    if predecessor is not None:
+        return _taken_over(predecessor, config, layout, terms)
     wanted_tokens = settings.max_context_tokens
     if wanted_tokens is not None and wanted_tokens > config.context_tokens:
         raise StartError(
@@ -150,6 +157,19 @@ class Fit:
             + terms.weights_bytes(context_tokens)
             + terms.step_bytes(context_tokens)
         )
+
+
+def _taken_over(
+    predecessor: Predecessor, config: ModelConfig, layout: KVLayout, terms: MemoryTerms
+) -> PoolPlan:
+    """The sizes of the engine before; of the pool, at the start, as much as there is room for."""
+    fit = Fit(config.context_tokens, predecessor.context_tokens, layout, terms)
+    blocks = min(predecessor.blocks, fit.most_blocks(terms.capacity_bytes))
+    if blocks < 1:
+        raise StartError(
+            f"no room for what the engine before served: {fit.explain(1, terms.capacity_bytes)}"
+        )
+    return PoolPlan(blocks, predecessor.max_blocks, predecessor.context_tokens)
 
 
 def _blocks_at_start(settings: EngineSettings, fit: Fit) -> tuple[int, int, str]:

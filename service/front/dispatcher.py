@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import msgspec
 import structlog
 
 from service.config import ServeSettings
@@ -26,10 +27,10 @@ from service.engine.messages import (
     Refused,
     Resized,
     SequenceSpec,
-    ShrinkPolicy,
     StepReport,
     Submit,
 )
+from service.engine.predecessor import Predecessor
 from service.faults.plan import FaultPlan
 from service.front.engine_calls import EngineCalls
 from service.front.engine_death import EngineDeath
@@ -49,8 +50,6 @@ from service.front.request import LiveRequest
 from service.front.restart import EngineLife
 from service.front.supervisor import Supervisor
 
-# For an engine that starts again to take the size of the pool that was in force: it is empty.
-_RESTORE_SECONDS = 30.0
 # To a client whose request found no memory: for as long the engine is careful afterwards.
 _EXHAUSTED_RETRY_SECONDS = 5.0
 
@@ -99,7 +98,6 @@ class Dispatcher:
         self._requests: dict[LiveRequest, None] = {}  # not over, in order of arrival
         self._quarantine: Quarantine[LiveRequest] = Quarantine()  # of the same requests
         self._in_engine: dict[int, LiveRequest] = {}  # by sequence
-        self._pool_blocks: int | None = None  # that the last resize allows
         self.flight = FlightRecorder(settings, self._requests, self._in_engine)
         self.state = EngineState.STARTING
         self.failure: str | None = None
@@ -171,11 +169,18 @@ class Dispatcher:
 
     def engine_ready(self, ready: Ready) -> None:
         if self.ready is not None and self.ready.model_version != ready.model_version:
-            # The files were replaced: going on would join the words of two models.
-            self._fail_all()
+            # Going on would join the words of two models, with the tokenizer of the first.
+            self.engine_failed(
+                f"the files of the model were replaced while it was served: version "
+                f"{ready.model_version} was {self.ready.model_version}"
+            )
+            return
         self.ready = ready
         self.flight.engine_ready(ready, self.engine_process_id)
-        self._restore_pool(ready)
+        if self._supervisor.predecessor is None:
+            self._supervisor.predecessor = Predecessor(
+                ready.num_blocks, ready.max_blocks, ready.max_context_tokens
+            )
         if (order := self.faults.inject(time.monotonic())).faults:
             self._supervisor.send(order)
         self._set_state(EngineState.READY)
@@ -222,7 +227,7 @@ class Dispatcher:
                 self.faults.fired(fault_id)
             case Flushed() | LookedUp() | Resized():
                 if isinstance(message, Resized):
-                    self._pool_blocks = message.ceiling_blocks
+                    self._note_size(message)
                 self.calls.answered(message)
             case IncidentReport(incident):
                 if incident.vitals is not None:
@@ -234,11 +239,13 @@ class Dispatcher:
 
     # --- inside ---
 
-    def _restore_pool(self, ready: Ready) -> None:
-        """An engine starts with the pool of its settings: its memory may be somebody else's now."""
-        blocks = self._pool_blocks
-        if blocks is not None and blocks != ready.num_blocks:
-            self.calls.order_resize(blocks, ShrinkPolicy.PREEMPT, _RESTORE_SECONDS)
+    def _note_size(self, resized: Resized) -> None:
+        """What was ordered holds for later engines, too."""
+        predecessor = self._supervisor.predecessor
+        assert predecessor is not None, "only a ready engine changes its pool"
+        self._supervisor.predecessor = msgspec.structs.replace(
+            predecessor, blocks=resized.ceiling_blocks
+        )
 
     def _submit_waiting(self) -> None:
         while self._supervisor.writable:
@@ -335,7 +342,17 @@ class Dispatcher:
             if request is not None:
                 request.ran_out_of_memory(incident)
 
+    def _had_ended(self, request: LiveRequest, sequence_id: int) -> bool:
+        """A candidate may end well while a step is under way that ends badly."""
+        if sequence_id in request.open_sequences:
+            return False
+        self._journal.close(sequence_id)
+        request.settle([sequence_id])
+        return True
+
     def _refuse(self, request: LiveRequest, refused: Refused) -> None:
+        if self._had_ended(request, refused.sequence_id):
+            return
         request.fail(
             ExceedsCapacity(
                 prompt_tokens=request.account.prompt_tokens,
@@ -347,12 +364,16 @@ class Dispatcher:
         self.forget(request)
 
     def _fail(self, request: LiveRequest, failed: Failed) -> None:
+        if self._had_ended(request, failed.sequence_id):
+            return
         request_id, tenant = request.call.request_id, request.call.tenant
         _log.error("model failed", request_id=request_id, tenant=tenant, cause=failed.cause)
         request.fail(ModelFailed())
         self.forget(request)
 
     def _exhaust(self, request: LiveRequest, exhausted: Exhausted) -> None:
+        if self._had_ended(request, exhausted.sequence_id):
+            return
         request.fail(
             DeviceExhausted(
                 wanted_bytes=exhausted.wanted_bytes,

@@ -61,6 +61,7 @@ class FlightRecorder:
         self._engine = EngineFacts(life=1)
         self._ready_seconds: float | None = None
         self._last_oom_time: datetime | None = None  # of this server
+        self._told_of_unready = False  # the last engine, which never became ready
         self._critical = False
         self._next_critical_seconds = float("-inf")
         self._writer = _writer(settings)
@@ -107,6 +108,7 @@ class FlightRecorder:
     def engine_restarting(self) -> None:
         """Another engine will be started."""
         self._ready_seconds = None
+        self._critical = False
         self._engine = EngineFacts(life=self._engine.life + 1)
         self._latest = None
 
@@ -146,7 +148,15 @@ class FlightRecorder:
         )
 
     def engine_died(self, death: EngineDeath) -> None:
-        """The engine is gone; to be told before its requests are taken from it."""
+        """The engine is gone; to be told before its requests are taken from it.
+
+        Of engines in a row that never became ready the first is worth a record: many of them
+        would push out that of the death that began it.
+        """
+        is_unready = self._ready_seconds is None
+        if is_unready and self._told_of_unready:
+            return
+        self._told_of_unready = is_unready
         self._put(FlightKind.ENGINE_DEATH, death.cause, crashed=death.crashed)
 
     def convicted(self, request: LiveRequest, deaths: int) -> None:

@@ -24,6 +24,7 @@ from service.engine.messages import (
     StartFailed,
     ToEngine,
 )
+from service.engine.predecessor import PREDECESSOR_VARIABLE, Predecessor
 from service.front.engine_death import EngineDeath, engine_death
 from service.front.engine_process import EngineProcess
 from service.front.link import EngineLink
@@ -82,6 +83,7 @@ class Supervisor:
             settings.restart_delay_max_seconds,
             settings.restart_limit,
             settings.restart_window_seconds,
+            settings.restart_patience_seconds,
         )
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
@@ -90,8 +92,11 @@ class Supervisor:
         self._watchdog = Watchdog()  # of one that is ready
         self._cause: str | None = None  # of the present engine's end, where it is known before
         self._last_words: str | None = None  # of the present engine
+        self._refused = False  # the present engine cannot start, and not for what it does
+        self._is_ready = False  # the present engine is, or was when it died
         self._stopping = False
         self._ever_ready = False
+        self.predecessor: Predecessor | None = None  # whose sizes the next engine takes over
         self.restarts = 0
 
     @property
@@ -126,14 +131,16 @@ class Supervisor:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
+        if self._process is not None:  # killed, and not yet reaped
+            await asyncio.wait({self._process.exited})
 
     async def _supervise_or_fail(self) -> None:
         try:
             await self._supervise()
         except Exception as error:  # noqa: BLE001 (logged, and told to all who wait)
             # A mistake of ours. Without a supervisor nobody would start an engine, nor say so.
-            _log.exception("supervisor failed")
             self._listener.engine_failed(f"supervisor failed: {type(error).__name__}: {error}")
+            _log.exception("supervisor failed")  # last: it may fail for the same reason
 
     async def _supervise(self) -> None:
         while True:
@@ -145,6 +152,8 @@ class Supervisor:
                 _log.error("engine cannot start", cause=self._cause)
                 self._listener.engine_failed(self._cause)
                 return
+            if self._was_kept_out(death):
+                life = EngineLife.KEPT_OUT
             delay_seconds = self._policy.next_delay(time.monotonic(), life)
             if delay_seconds is None:
                 cause = f"the engine died too often; last: {death.cause}"
@@ -156,18 +165,21 @@ class Supervisor:
             self._listener.engine_restarting()
             await asyncio.sleep(delay_seconds)
 
+    def _was_kept_out(self, death: EngineDeath) -> bool:
+        """Whether the engine could not start for what others do: have its memory, or kill it."""
+        by_others = self._refused or not death.crashed
+        return self._ever_ready and not self._is_ready and by_others
+
     async def _run_engine(self) -> EngineDeath:
         """Starts one engine, stays until it is gone and reaped, and answers how it went."""
         self._cause = self._last_words = None
-        ours, theirs = socket.socketpair()
-        with theirs:
-            link = await self._connect(ours)
-            try:
-                process = self._start_process(theirs)
-            except OSError as error:
-                link.close("never connected")
-                why = f"the engine process cannot be started: {error}"
-                return engine_death(why, None, killed_by_front=False)
+        self._refused = self._is_ready = False
+        try:
+            link, process = await self._start_engine()
+        except OSError as error:  # no memory for a process, or no descriptor for a socket
+            self._refused = True
+            why = f"the engine process cannot be started: {error}"
+            return engine_death(why, None, killed_by_front=False)
         self._process = process
         limit_seconds = self._settings.engine_start_timeout_seconds
         self._silence.start(
@@ -188,13 +200,28 @@ class Supervisor:
             link.close("the engine process ended")
             killed_by_front = self._cause is not None or not process.exited.done()
             process.kill()
-            await process.exited
+            await asyncio.wait({process.exited})  # a cancellation leaves it as it is
             self._process = None
         return engine_death(
             self._cause or self._last_words or link.closed.result(),
             process.exited.result(),
             killed_by_front=killed_by_front,
         )
+
+    async def _start_engine(self) -> tuple[EngineLink, EngineProcess]:
+        """Raises OSError, and nothing is left of it then."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                link = await self._connect(ours)
+            except BaseException:
+                ours.close()
+                raise
+            try:
+                return link, self._start_process(theirs)
+            except BaseException:
+                link.close("never connected")
+                raise
 
     async def _connect(self, ours: socket.socket) -> EngineLink:
         ours.setblocking(False)
@@ -206,8 +233,10 @@ class Supervisor:
         return link
 
     def _start_process(self, theirs: socket.socket) -> EngineProcess:
-        settings = msgspec.json.encode(self._settings.engine).decode()
-        return EngineProcess(self._command, theirs.fileno(), {SETTINGS_VARIABLE: settings})
+        variables = {SETTINGS_VARIABLE: msgspec.json.encode(self._settings.engine).decode()}
+        if self.predecessor is not None:
+            variables[PREDECESSOR_VARIABLE] = msgspec.json.encode(self.predecessor).decode()
+        return EngineProcess(self._command, theirs.fileno(), variables)
 
     def _received(self, link: EngineLink, message: FromEngine) -> None:
         self._silence.heard()
@@ -216,8 +245,9 @@ class Supervisor:
                 self._listener.engine_loading(message)
             case StartFailed():
                 self._cause = message.message
+                self._refused = True
             case Ready():
-                self._ever_ready = True
+                self._ever_ready = self._is_ready = True
                 self._watch_pulse()
                 self._link = link
                 self._listener.engine_ready(message)

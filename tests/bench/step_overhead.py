@@ -153,7 +153,7 @@ class SleepingRunner:
 def build_sleeping(
     settings: EngineSettings, progress: Callable[[Loading], None], beat: Callable[[], None]
 ) -> FakeBuilt:
-    fake = build_fake(settings, progress, beat, VOCAB_SIZE)
+    fake = build_fake(settings, progress, beat, vocab_size=VOCAB_SIZE)
     runner = SleepingRunner(float(os.environ[MODEL_MILLISECONDS]) / 1e3)
     return replace(fake, runner=runner, max_context_tokens=8192)  # type: ignore[arg-type]
 

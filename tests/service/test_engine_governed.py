@@ -279,6 +279,26 @@ class TestOrders:
         assert harness.end_of(shrink).num_blocks == harness.pool_blocks == 400
 
 
+def test_an_engine_that_starts_beside_a_neighbour_grows_to_what_the_one_before_had() -> None:
+    device = roomy_device(TOTAL_BYTES)
+    device.set_foreign(int(0.6 * TOTAL_BYTES))
+    harness = GovernedHarness(blocks=20, max_blocks=500, ceiling_blocks=400, device=device)
+    harness.rest(5)
+    assert harness.pool_blocks < 200
+    assert harness.vitals.pool_ceiling_blocks == 400
+    harness.submit(*load(3), spec_of(9, prompt(9, 1000), max_tokens=30))
+    for _ in range(20):
+        harness.step()
+    assert not any(finished.sequence_id == 9 for r in harness.reports for finished in r.finished)
+    harness.neighbour(0)
+    for _ in range(200):
+        harness.step()
+    harness.rest(30)
+    assert harness.pool_blocks == 400
+    assert harness.finished(9).reason is FinishReason.MAX_TOKENS
+    harness.assert_nobody_lost()
+
+
 def test_idle_engines_shrink_and_grow_too() -> None:
     harness = GovernedHarness()
     harness.neighbour(20_000)

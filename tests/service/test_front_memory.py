@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from pathlib import Path
 
 import pytest
-from front_fakes import Record, call, collect, count_prompt, running_front, say
-from scripted_engine import POOL_BLOCKS
+from engine_deaths import kill_engine, until_running_again
+from front_fakes import call, collect, count_prompt, running_front, say
+from scripted_engine import MAX_CONTEXT_TOKENS, POOL_BLOCKS
 
 from service.engine.messages import ShrinkPolicy
 from service.front.events import NotReady
@@ -23,11 +23,6 @@ async def test_the_answer_of_the_engine_is_handed_on(tmp_path: Path) -> None:
     assert change == MemoryChange(POOL_BLOCKS, 500, preempted=0, elapsed_seconds=0.0)
 
 
-def _kinds(record: Record) -> list[tuple[str, int]]:
-    lines = [json.loads(line) for line in record.path.read_text().splitlines()]
-    return [(line["type"], line.get("blocks", 0)) for line in lines]
-
-
 async def test_a_new_engine_gets_the_size_that_was_in_force_before_any_request(
     tmp_path: Path,
 ) -> None:
@@ -38,10 +33,10 @@ async def test_a_new_engine_gets_the_size_that_was_in_force_before_any_request(
         assert front.engine_process_id is not None
         os.kill(front.engine_process_id, signal.SIGKILL)
         await collect(request)
-    kinds = _kinds(record)
-    second = kinds[kinds.index(("Start", 0), 1) :]
-    assert second[:2] == [("Start", 0), ("Resize", 500)]
-    assert second[2][0] == "Submit"
+    first, second = (line["predecessor"] for line in record.lines("Start"))
+    assert first is None
+    assert second["blocks"] == 500
+    assert len(record.lines("Resize")) == 1, "it begins with that size"
 
 
 async def test_a_new_engine_gets_what_was_ordered_where_memory_held_the_pool_back(
@@ -55,13 +50,19 @@ async def test_a_new_engine_gets_what_was_ordered_where_memory_held_the_pool_bac
         assert front.engine_process_id is not None
         os.kill(front.engine_process_id, signal.SIGKILL)
         await collect(request)
-    resizes = [blocks for kind, blocks in _kinds(record) if kind == "Resize"]
-    assert resizes == [500, 500]
+    assert record.lines("Start")[1]["predecessor"]["blocks"] == 500
 
 
-async def test_an_engine_of_the_right_size_is_left_alone(tmp_path: Path) -> None:
+async def test_a_new_engine_takes_over_the_sizes_of_the_first(tmp_path: Path) -> None:
+    """However little memory is left when it starts."""
     async with running_front(tmp_path) as (front, record):
+        for _ in range(2):
+            await until_running_again(front, kill_engine(front))
         await collect(await front.generate(call(say("a"))))
+    first, *later = (line["predecessor"] for line in record.lines("Start"))
+    assert first is None
+    sizes = {"blocks": POOL_BLOCKS, "max_blocks": 2 * POOL_BLOCKS}
+    assert later == [{**sizes, "context_tokens": MAX_CONTEXT_TOKENS}] * 2
     assert not record.lines("Resize")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,63 @@ async def test_an_engine_that_never_starts_ends_in_failed(tmp_path: Path) -> Non
         assert len(record.lines("Start")) == 2
 
 
+async def test_streams_wait_while_others_have_the_memory_of_a_new_engine(tmp_path: Path) -> None:
+    """Many more tries than a crash loop is allowed."""
+    taken = tmp_path / "taken"
+    async with running_front(
+        tmp_path,
+        *("--kept-out", str(taken)),
+        restart_limit=1,
+        restart_delay_seconds=0.0,
+        flight_folder=str(tmp_path / "flight"),
+    ) as (front, record):
+        result = asyncio.create_task(
+            collect(await front.generate(call(count_prompt(), seed=1, max_tokens=900)))
+        )
+        await eventually(lambda: decoded(front) > 50)
+        taken.touch()
+        kill_engine(front)
+        await eventually(lambda: len(record.lines("Start")) > 5)
+        assert front.state is FrontState.RESTARTING
+        taken.unlink()
+        assert (await result).text == counted_text(1, 900)
+        deaths = front.stats().engine_restarts
+        await eventually(lambda: front.stats().flight_records == 2)
+        assert deaths >= 5, "the record of what began it is not pushed out"
+
+
+async def test_patience_with_those_who_have_the_memory_has_an_end(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    async with running_front(
+        tmp_path, *("--kept-out", str(taken)), restart_patience_seconds=0.3
+    ) as (front, _):
+        handle = await front.generate(call(count_prompt(), max_tokens=TOKENS))
+        taken.touch()
+        kill_engine(front)
+        with pytest.raises(EngineLost):
+            await collect_rest(handle)
+        assert front.state is FrontState.FAILED
+        assert "others have the memory" in (front.failure or "")
+
+
+async def test_streams_wait_while_there_is_no_descriptor_for_a_new_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    socketpair, refusals = socket.socketpair, iter(range(4))
+
+    def scarce() -> tuple[socket.socket, socket.socket]:
+        if next(refusals, None) is None:
+            return socketpair()
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    async with running_front(tmp_path, restart_limit=1, restart_delay_seconds=0.0) as (front, _):
+        handle = await front.generate(call(count_prompt(), seed=1, max_tokens=TOKENS))
+        monkeypatch.setattr("service.front.supervisor.socket.socketpair", scarce)
+        kill_engine(front)
+        assert (await collect(handle)).text == counted_text(1, TOKENS)
+        assert front.stats().engine_restarts == 5
+
+
 async def test_a_program_that_does_not_exist_ends_in_failed(tmp_path: Path) -> None:
     async with running_front(
         tmp_path, ready=False, restart_limit=0, command=["/no/such/program"]
@@ -262,9 +321,14 @@ async def test_words_of_two_models_are_not_joined(tmp_path: Path) -> None:
     async with running_front(tmp_path, "--version-of-pid") as (front, _):
         handle = await front.generate(call([HOLD]))
         await handle.next()
-        await until_running_again(front, kill_engine(front))
+        kill_engine(front)
         with pytest.raises(EngineLost):
             await handle.next()
+        # Nor is the tokenizer of the one used for the other.
+        assert front.state is FrontState.FAILED
+        assert "files of the model were replaced" in (front.failure or "")
+        with pytest.raises(NotReady):
+            await front.generate(call(say("x")))
 
 
 @pytest.mark.slow

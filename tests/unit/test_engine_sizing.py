@@ -15,6 +15,7 @@ from service.config import EngineSettings
 from service.engine.budget import MemoryBudget
 from service.engine.errors import StartError
 from service.engine.host import usable_cores
+from service.engine.predecessor import Predecessor
 from service.engine.sizing import Fit, MemoryTerms, PoolPlan, largest_step, plan_pool
 from service.models.activations import StepMemory, StepShape
 from service.models.config import ModelConfig, config_from_hf
@@ -228,7 +229,7 @@ def test_a_device_that_is_larger_than_the_machine_is_none(
     copies, step_memory = WeightCopies(2, plain=True, packed=False), StepMemory(model, 2, 1)
 
     def budget(size_bytes: int) -> MemoryBudget:
-        return MemoryBudget(device(size_bytes), model, LAYOUT, copies, step_memory)
+        return MemoryBudget(device(size_bytes), model, LAYOUT, copies, step_memory, None)
 
     assert 0 < budget(4 * GIB).capacity_bytes <= 4 * GIB
     limit = f"device_memory_bytes = {4 * GIB + 1}: the machine, .* has {4 * GIB} bytes"
@@ -323,3 +324,33 @@ def test_cores_are_physical_and_within_the_quota(
     assert usable_cores(machine(tmp_path, cpu_max=quota), tmp_path) == cores
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2})
     assert usable_cores(tmp_path / "none", tmp_path) == 1, "two threads of one core"
+
+
+class TestAfterAnotherEngine:
+    """What it served is served again, with as much of its pool as there is room for."""
+
+    BEFORE = Predecessor(blocks=200, max_blocks=300, context_tokens=8000)
+
+    def plan(self, model: ModelConfig, capacity_bytes: int) -> PoolPlan:
+        settings = device(capacity_bytes)
+        return plan_pool(settings, model, LAYOUT, terms_with(capacity_bytes), self.BEFORE)
+
+    @pytest.mark.parametrize(
+        ("room_blocks", "blocks"), [(400, 200), (200, 200), (199, 199), (40, 40), (1, 1)]
+    )
+    def test_the_pool_begins_as_large_as_it_can(
+        self, model: ModelConfig, room_blocks: int, blocks: int
+    ) -> None:
+        chosen = self.plan(model, wanted_bytes(room_blocks, 8000))
+        assert chosen == PoolPlan(blocks, max_blocks=300, context_tokens=8000)
+
+    def test_without_room_for_a_block_it_does_not_start(self, model: ModelConfig) -> None:
+        with pytest.raises(StartError, match="no room for what the engine before served: the pool"):
+            self.plan(model, wanted_bytes(1, 8000) - 1)
+
+    def test_an_order_of_the_admin_is_taken_over(self, model: ModelConfig) -> None:
+        """Whatever the settings say of the size at the start."""
+        before = Predecessor(blocks=7, max_blocks=300, context_tokens=8000)
+        settings = EngineSettings(kv_blocks=250)
+        chosen = plan_pool(settings, model, LAYOUT, terms_with(GIB), before)
+        assert chosen == PoolPlan(7, 300, 8000)

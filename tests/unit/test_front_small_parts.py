@@ -62,10 +62,11 @@ def test_journal_resubmits_what_was_received() -> None:
 
 
 NOTHING, EVIDENCE, PROGRESS = EngineLife.NOTHING, EngineLife.EVIDENCE, EngineLife.PROGRESS
+KEPT_OUT = EngineLife.KEPT_OUT
 
 
 def test_restart_delays_double_up_to_the_bound_and_the_limit() -> None:
-    policy = RestartPolicy(1.0, 5.0, limit=4, window_seconds=100.0)
+    policy = RestartPolicy(1.0, 5.0, limit=4, window_seconds=100.0, patience_seconds=50.0)
     delays = [policy.next_delay(t, NOTHING) for t in (0, 1, 2, 3, 4)]
     assert delays == [1.0, 2.0, 4.0, 5.0, None]
     assert policy.next_delay(99.9, NOTHING) is None
@@ -74,15 +75,37 @@ def test_restart_delays_double_up_to_the_bound_and_the_limit() -> None:
 
 
 def test_a_search_is_no_crash_loop_and_progress_ends_one() -> None:
-    policy = RestartPolicy(1.0, 5.0, limit=2, window_seconds=100.0)
+    policy = RestartPolicy(1.0, 5.0, limit=2, window_seconds=100.0, patience_seconds=50.0)
     lives = (NOTHING, EVIDENCE, EVIDENCE, NOTHING, EVIDENCE, PROGRESS, NOTHING, NOTHING, NOTHING)
     delays = [policy.next_delay(float(t), life) for t, life in enumerate(lives)]
     assert delays == [1.0, 2.0, 2.0, 2.0, 4.0, 1.0, 1.0, 2.0, None]
 
 
+def test_engines_that_are_kept_out_are_timed_and_not_counted() -> None:
+    policy = RestartPolicy(1.0, 5.0, limit=2, window_seconds=100.0, patience_seconds=50.0)
+    delays = [policy.next_delay(t, KEPT_OUT) for t in (0, 1, 3, 7, 12, 49.9, 50.0)]
+    assert delays == [1.0, 2.0, 4.0, 5.0, 5.0, 5.0, None]
+    # One that came up ends the wait, though it was good for nothing.
+    assert policy.next_delay(51.0, NOTHING) == 1.0
+    assert policy.next_delay(52.0, KEPT_OUT) == 1.0
+    assert policy.next_delay(101.9, KEPT_OUT) == 2.0
+    assert policy.next_delay(102.0, KEPT_OUT) is None
+    assert policy.next_delay(103.0, NOTHING) == 2.0
+
+
+def test_a_long_patience_with_short_pauses_has_no_end_of_numbers() -> None:
+    policy = RestartPolicy(1e-6, 5.0, limit=2, window_seconds=100.0, patience_seconds=1e5)
+    assert [policy.next_delay(1.0, KEPT_OUT) for _ in range(3000)][-1] == 5.0
+
+
 @pytest.mark.parametrize("life", EngineLife)
 def test_no_restarts_means_none(life: EngineLife) -> None:
-    assert RestartPolicy(1.0, 5.0, limit=0, window_seconds=100.0).next_delay(0.0, life) is None
+    assert (
+        RestartPolicy(1.0, 5.0, limit=0, window_seconds=100.0, patience_seconds=50.0).next_delay(
+            0.0, life
+        )
+        is None
+    )
 
 
 @pytest.mark.parametrize(
