@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
-import traceback
 
 import msgspec
 
 from service.config import EngineSettings
 from service.config.engine import SETTINGS_VARIABLE
+from service.config.engine_logs import LOGS_VARIABLE, LogSettings
 from service.engine.channel import Channel
+from service.engine.logs import configure_logging
 from service.engine.predecessor import PREDECESSOR_VARIABLE, Predecessor
 from service.engine.process import ParentGone, die_with_parent, leave_signals_to_parent
 from service.engine.pulse import Pulse
 from service.engine.server import EXIT_CRASHED, EXIT_OK, Build, serve
+
+_log = logging.getLogger(__name__)
 
 
 def main(build: Build) -> int:
@@ -35,6 +39,8 @@ def main(build: Build) -> int:
         die_with_parent()
     except ParentGone:
         return EXIT_OK
+    logs = os.environ.get(LOGS_VARIABLE, "{}")
+    configure_logging(msgspec.json.decode(logs, type=LogSettings))
     settings = msgspec.json.decode(os.environ[SETTINGS_VARIABLE], type=EngineSettings)
     told = os.environ.get(PREDECESSOR_VARIABLE)
     predecessor = None if told is None else msgspec.json.decode(told, type=Predecessor)
@@ -46,7 +52,9 @@ def main(build: Build) -> int:
         try:
             return serve(channel, settings, build, pulse.beat, predecessor)
         except Exception:  # noqa: BLE001 (told, and the process ends of it)
-            traceback.print_exc()
-            # Not through the interpreter's end: what tears torch down takes long, and can hang
-            # on a device that is lost, while streams wait for the next engine.
-            os._exit(EXIT_CRASHED)
+            try:
+                _log.exception("engine crashed")
+            finally:
+                # Not through the interpreter's end: what tears torch down takes long, and can hang
+                # on a device that is lost, while streams wait for the next engine.
+                os._exit(EXIT_CRASHED)

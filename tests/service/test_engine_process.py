@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,7 @@ from engine_fakes import oracle_output, spec_of
 
 from service.config import EngineSettings
 from service.config.engine import SETTINGS_VARIABLE
+from service.config.engine_logs import LOGS_VARIABLE, LogSettings
 from service.engine.framing import FrameSplitter, frame
 from service.engine.messages import (
     Abort,
@@ -43,7 +45,9 @@ FAKE_ENGINE = Path(__file__).parents[1] / "fake_engine.py"
 class EngineProcess:
     """A child engine with the hash model, and the front's end of its socket."""
 
-    def __init__(self, settings: EngineSettings, *options: str) -> None:
+    def __init__(
+        self, settings: EngineSettings, *options: str, logs: LogSettings | None = None
+    ) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         pulse_fd = open_pulse()
         self.pulse = Pulse(pulse_fd)
@@ -61,6 +65,7 @@ class EngineProcess:
                     **os.environ,
                     "PYTHONPATH": str(FAKE_ENGINE.parents[1]),
                     SETTINGS_VARIABLE: msgspec.json.encode(settings).decode(),
+                    **({} if logs is None else {LOGS_VARIABLE: msgspec.json.encode(logs).decode()}),
                 },
             )
         os.close(pulse_fd)
@@ -181,8 +186,35 @@ def test_crash_of_the_runner_closes_the_stream_with_a_traceback() -> None:
     assert last_words.incident.sequence_ids == [1]
     _, stderr = engine.process.communicate(timeout=30)
     assert engine.process.returncode == 1
-    assert b"told to crash" in stderr
+    (line,) = (json.loads(line) for line in stderr.splitlines())
+    assert (line["event"], line["level"]) == ("engine crashed", "error")
+    assert line["exception"].startswith("Traceback (most recent call last):\n")
+    assert line["exception"].endswith("\nRuntimeError: told to crash with 10 tokens")
     engine.stop()
+
+
+@pytest.mark.parametrize("logs", [None, LogSettings("warning", "json"), LogSettings("error")])
+def test_a_warning_is_one_line_of_json(logs: LogSettings | None) -> None:
+    settings = EngineSettings(
+        kv_blocks=64, host_cache_bytes=1 << 20, remote_cache_url="redis://127.0.0.1:1/0"
+    )
+    engine = EngineProcess(settings, logs=logs)
+    try:
+        engine.until_ready()
+        engine.send(Submit([spec_of(1, prompt=range(100), max_tokens=2)]))
+        next(m for m in engine.messages() if isinstance(m, StepReport) and m.finished)
+        engine.send(Shutdown())
+        assert engine.process.wait(30) == 0
+        _, stderr = engine.process.communicate(timeout=30)
+    finally:
+        engine.stop()
+    lines = [json.loads(line) for line in stderr.splitlines()]
+    if logs == LogSettings("error"):
+        assert lines == []
+        return
+    (line,) = lines
+    assert line["event"].startswith("redis tier: fails, its blocks are misses now")
+    assert (line["logger"], line["level"]) == ("kvcache.tiers", "warning")
 
 
 PARENT = """
