@@ -277,8 +277,8 @@ class ServeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         about(
             "Life cycle",
             "Longest time in which a ready engine may compute no layer of a step, waits for a CPU "
-            "not counted and waits for a disk or a swap by an eighth, before it is taken for frozen "
-            "and replaced.",
+            "not counted and waits for a disk or a swap by an eighth, before it is taken for "
+            "frozen and replaced.",
             "seconds",
             ge=0.5,
             le=86400.0,
