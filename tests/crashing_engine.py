@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from service.config import EngineSettings
 from service.engine.build import BuiltRunner, build_runner
 from service.engine.entry import main
-from service.engine.messages import Loading
-from service.engine.predecessor import Predecessor
+from service.engine.messages import Loading, Predecessor
 from service.engine.runner import StepBatch
 
 DEADLY_TOKEN = 16  # <empty_output> of SmolLM2, which it does not say by itself

@@ -34,6 +34,7 @@ from service.engine.messages import (
     Finished,
     Loading,
     Output,
+    Predecessor,
     Preempted,
     Readmitted,
     Resized,
@@ -43,7 +44,6 @@ from service.engine.messages import (
     StepReport,
     TokenLogprob,
 )
-from service.engine.predecessor import Predecessor
 from service.engine.runner import StepBatch
 from service.engine.sampler import SamplerState, sample, token_logprob
 

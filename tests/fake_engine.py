@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from service.config import EngineSettings
 from service.engine.entry import main
 from service.engine.errors import StartError
-from service.engine.messages import Loading
-from service.engine.predecessor import Predecessor
+from service.engine.messages import Loading, Predecessor
 from service.engine.runner import StepBatch
 
 

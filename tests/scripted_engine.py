@@ -36,6 +36,7 @@ from typing import IO
 
 import msgspec
 
+from service.config.engine import PREDECESSOR_VARIABLE
 from service.engine.channel import Channel, ChannelClosed
 from service.engine.figures import EngineStats
 from service.engine.messages import (
@@ -66,7 +67,6 @@ from service.engine.messages import (
     ToEngine,
     TokenLogprob,
 )
-from service.engine.predecessor import PREDECESSOR_VARIABLE
 from service.engine.pulse import Pulse
 from service.faults.plan import ExitEngine
 

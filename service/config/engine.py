@@ -12,6 +12,8 @@ from service.config.tenants import parse_tenant_shares
 # How the front gives an engine its settings, as JSON: unlike a command line, it is not shown to
 # other users, and the URL of a store may have a password in it.
 SETTINGS_VARIABLE = "PLIMSOLL_ENGINE_SETTINGS"
+# And one that replaces another the sizes of that; not set for the first one.
+PREDECESSOR_VARIABLE = "PLIMSOLL_ENGINE_PREDECESSOR"
 
 
 class EngineSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

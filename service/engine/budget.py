@@ -7,7 +7,7 @@ from kvcache.host_memory import available_memory_bytes, total_memory_bytes
 from service.config import EngineSettings
 from service.device.process_memory import resident_bytes
 from service.engine.errors import StartError
-from service.engine.predecessor import Predecessor
+from service.engine.messages import Predecessor
 from service.engine.sizing import MemoryTerms, PoolPlan, largest_step, plan_pool
 from service.models.activations import StepMemory
 from service.models.config import ModelConfig

@@ -19,9 +19,8 @@ from service.device.owner import Owner
 from service.engine.budget import MemoryBudget
 from service.engine.errors import StartError
 from service.engine.host import usable_cores
-from service.engine.messages import Loading
+from service.engine.messages import Loading, Predecessor
 from service.engine.openmp import wait_politely
-from service.engine.predecessor import Predecessor
 from service.engine.pulse import unwatched
 from service.engine.runner import Runner, StepBatch
 from service.engine.sizing import largest_step

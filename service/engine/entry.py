@@ -10,11 +10,11 @@ import socket
 import msgspec
 
 from service.config import EngineSettings
-from service.config.engine import SETTINGS_VARIABLE
+from service.config.engine import PREDECESSOR_VARIABLE, SETTINGS_VARIABLE
 from service.config.engine_logs import LOGS_VARIABLE, LogSettings
 from service.engine.channel import Channel
 from service.engine.logs import configure_logging
-from service.engine.predecessor import PREDECESSOR_VARIABLE, Predecessor
+from service.engine.messages import Predecessor
 from service.engine.process import ParentGone, die_with_parent, leave_signals_to_parent
 from service.engine.pulse import Pulse
 from service.engine.server import EXIT_CRASHED, EXIT_OK, Build, serve

@@ -165,6 +165,20 @@ class StartFailed(msgspec.Struct, array_like=True, tag="start_failed", frozen=Tr
     message: str
 
 
+class Predecessor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a new engine takes over from the one that it replaces: how large it was.
+
+    A neighbour may have the memory of a dead engine before the next one has started. Sized by what
+    is left then, that one could serve less than was promised to the streams that go on in it, and
+    would stay as small when the neighbour has left. So it takes the sizes over, and begins with as
+    much of the pool as there is room for. Blocks are usable ones, the null block left out.
+    """
+
+    blocks: int  # that the pool had at the start, or that were ordered since
+    max_blocks: int  # that the pool could grow to
+    context_tokens: int  # the longest that was served, prompt and output together
+
+
 class Ready(msgspec.Struct, array_like=True, tag="ready", frozen=True):
     """The engine made a real token with the loaded model and now takes sequences."""
 

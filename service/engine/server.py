@@ -14,8 +14,7 @@ from service.engine.channel import Channel, ChannelClosed
 from service.engine.core import EngineCore
 from service.engine.errors import StartError
 from service.engine.loop import run_loop
-from service.engine.messages import IncidentReport, Loading, Ready, StartFailed
-from service.engine.predecessor import Predecessor
+from service.engine.messages import IncidentReport, Loading, Predecessor, Ready, StartFailed
 from service.engine.seams import Seams, plain_seams
 from service.models.errors import ModelFileError
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvcache import KVLayout
 from service.config import EngineSettings
 from service.engine.errors import StartError
-from service.engine.predecessor import Predecessor
+from service.engine.messages import Predecessor
 from service.models.activations import StepShape
 from service.models.config import ModelConfig
 

@@ -23,6 +23,7 @@ from service.engine.messages import (
     IncidentReport,
     Loading,
     LookedUp,
+    Predecessor,
     Ready,
     Refused,
     Resized,
@@ -30,7 +31,6 @@ from service.engine.messages import (
     StepReport,
     Submit,
 )
-from service.engine.predecessor import Predecessor
 from service.faults.plan import FaultPlan
 from service.front.engine_calls import EngineCalls
 from service.front.engine_death import EngineDeath

@@ -14,17 +14,18 @@ import msgspec
 import structlog
 
 from service.config import ServeSettings
-from service.config.engine import SETTINGS_VARIABLE
+from service.config.engine import PREDECESSOR_VARIABLE, SETTINGS_VARIABLE
+from service.config.engine_logs import LOGS_VARIABLE, LogSettings
 from service.engine.messages import (
     FromEngine,
     IncidentReport,
     Loading,
+    Predecessor,
     Ready,
     Shutdown,
     StartFailed,
     ToEngine,
 )
-from service.engine.predecessor import PREDECESSOR_VARIABLE, Predecessor
 from service.front.engine_death import EngineDeath, engine_death
 from service.front.engine_process import EngineProcess
 from service.front.link import EngineLink
@@ -233,7 +234,12 @@ class Supervisor:
         return link
 
     def _start_process(self, theirs: socket.socket) -> EngineProcess:
-        variables = {SETTINGS_VARIABLE: msgspec.json.encode(self._settings.engine).decode()}
+        told = self._settings
+        logs = LogSettings(told.log_level, told.log_format, told.log_repeats)
+        variables = {
+            SETTINGS_VARIABLE: msgspec.json.encode(told.engine).decode(),
+            LOGS_VARIABLE: msgspec.json.encode(logs).decode(),
+        }
         if self.predecessor is not None:
             variables[PREDECESSOR_VARIABLE] = msgspec.json.encode(self.predecessor).decode()
         return EngineProcess(self._command, theirs.fileno(), variables)

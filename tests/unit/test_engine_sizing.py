@@ -15,7 +15,7 @@ from service.config import EngineSettings
 from service.engine.budget import MemoryBudget
 from service.engine.errors import StartError
 from service.engine.host import usable_cores
-from service.engine.predecessor import Predecessor
+from service.engine.messages import Predecessor
 from service.engine.sizing import Fit, MemoryTerms, PoolPlan, largest_step, plan_pool
 from service.models.activations import StepMemory, StepShape
 from service.models.config import ModelConfig, config_from_hf
