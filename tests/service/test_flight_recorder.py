@@ -13,6 +13,7 @@ from flight_fakes import engine_stats, vitals
 from kvcache.pressure import PressureLevel
 from service.config import ServeSettings
 from service.engine.figures import Incident, OomRung
+from service.engine.messages import Ready
 from service.flight.folder import FlightFolder, read_record
 from service.flight.kinds import FlightKind
 from service.flight.record import FlightRecord, Place
@@ -63,6 +64,7 @@ async def test_critical_is_recorded_when_it_is_entered_and_not_while_it_lasts(
 
 async def test_the_memory_of_an_engine_is_not_told_as_that_of_the_next(tmp_path: Path) -> None:
     stage = Stage(tmp_path, [], {})
+    stage.recorder.engine_ready(ready(), 1)
     stage.recorder.reported(engine_stats())
     stage.recorder.engine_died(EngineDeath("the first", crashed=False))
     stage.recorder.engine_restarting()
@@ -71,6 +73,23 @@ async def test_the_memory_of_an_engine_is_not_told_as_that_of_the_next(tmp_path:
     assert first.memory is not None
     assert (second.memory, second.engine.life) == (None, 2)
     assert second.signals.engine_life == [1], "what was before is of interest"
+
+
+async def test_of_engines_in_a_row_that_never_got_ready_the_first_is_recorded(
+    tmp_path: Path,
+) -> None:
+    stage = Stage(tmp_path, [], {})
+    for cause in ("ready", "no memory", "still none", "ready", "none again"):
+        if cause == "ready":
+            stage.recorder.engine_ready(ready(), 1)
+        stage.recorder.engine_died(EngineDeath(cause, crashed=False))
+        stage.recorder.engine_restarting()
+    causes = [record.cause for record in await stage.records()]
+    assert causes == ["ready", "no memory", "ready", "none again"]
+
+
+def ready() -> Ready:
+    return Ready("v", 2000, 4096, 16, 1000, 1000, 1024, "none", "none", "none", "none", 0.0)
 
 
 def oom(kind: str = "oom") -> Incident:
