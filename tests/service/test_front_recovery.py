@@ -32,7 +32,8 @@ TOKENS = 400
 
 @pytest.mark.parametrize("kills", [1, 3])
 async def test_sixteen_streams_survive_sigkill(tmp_path: Path, kills: int) -> None:
-    async with running_front(tmp_path) as (front, record):
+    # Two seconds of steps: none may be over before the last kill, however late that comes.
+    async with running_front(tmp_path, "--step-seconds", "0.005") as (front, record):
         handles = [
             await front.generate(
                 call(count_prompt(5), f"r{seed}", seed=seed, max_tokens=TOKENS, logprobs=0)
