@@ -57,6 +57,18 @@ class ByteTokenizer:
         return data.decode(errors="replace")
 
 
+class AnyTokenizer(ByteTokenizer):
+    """Every id of a fake model is some text."""
+
+    eos_ids = ()
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id < 0
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return f"{token_id} ".encode()
+
+
 def words(*texts: str | bytes) -> tuple[ByteTokenizer, list[int]]:
     """A tokenizer that has these words, and a SAY prompt that produces one token for each."""
     return ByteTokenizer(texts), [SAY, *range(WORD_BASE, WORD_BASE + len(texts))]

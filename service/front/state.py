@@ -32,7 +32,7 @@ class FrontState(enum.Enum):
 
 
 class EngineFailed(Exception):
-    """The engine cannot serve: it refused its settings, or died too often."""
+    """The engine cannot serve: it refused its settings, died too often, or cannot start again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,8 @@ class Supervisor:
                 life = EngineLife.KEPT_OUT
             delay_seconds = self._policy.next_delay(time.monotonic(), life)
             if delay_seconds is None:
-                cause = f"the engine died too often; last: {death.cause}"
+                what = "cannot start again" if life is EngineLife.KEPT_OUT else "died too often"
+                cause = f"the engine {what}; last: {death.cause}"
                 _log.error("engine given up", cause=cause, restarts=self.restarts)
                 self._listener.engine_failed(cause)
                 return

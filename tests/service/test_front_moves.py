@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import fake_engine
-from front_fakes import ByteTokenizer, call, collect, eventually
+from front_fakes import AnyTokenizer, call, collect, eventually
 
 from service.config import EngineSettings, ServeSettings
 from service.engine.figures import PreemptionMode, PreemptionReason
@@ -19,18 +19,6 @@ from service.front.observer import Ending, RequestObserver
 
 ENGINE = (sys.executable, str(Path(fake_engine.__file__)))
 PROMPT_TOKENS, TOKENS = 40, 60
-
-
-class AnyTokenizer(ByteTokenizer):
-    """Every id of a fake model is some text."""
-
-    eos_ids = ()
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id < 0
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return f"{token_id} ".encode()
 
 
 class Notes(RequestObserver):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import fake_engine
 import pytest
-from front_fakes import ByteTokenizer, Result, call, collect, eventually
+from front_fakes import AnyTokenizer, Result, call, collect, eventually
 
 from service.config import EngineSettings, ServeSettings
 from service.engine.messages import FinishReason, SamplingParams
@@ -21,18 +21,6 @@ from service.front.state import FrontState
 
 FAKE_ENGINE = (sys.executable, str(Path(fake_engine.__file__)))
 TOKENS = 60
-
-
-class AnyTokenizer(ByteTokenizer):
-    """Every id of a fake model is some text."""
-
-    eos_ids = ()
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id < 0
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return f"{token_id} ".encode()
 
 
 def calls() -> list[GenerationCall]:
