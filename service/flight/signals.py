@@ -48,22 +48,31 @@ class Sample:
 
 
 class SignalRing:
-    """Keeps samples of the last minute, at most ten a second: cheap enough for every step."""
+    """Keeps samples of the last minute, ten a second at most and the last of all.
+
+    Cheap enough for every step. The last one matters most: it is what an engine said right
+    before it died.
+    """
 
     def __init__(self) -> None:
         # Samples come by a clock that can be off by a beat: room for one more than fit.
         self._samples: deque[Sample] = deque(maxlen=round(KEPT_SECONDS / _INTERVAL_SECONDS) + 1)
         self._next_seconds = float("-inf")
+        self._last: Sample | None = None
 
     def add(self, sample: Sample) -> None:
-        """Takes a sample, unless the last one is too near."""
+        """Takes a sample; one that is too near to the kept one lives until the next."""
+        self._last = sample
         if sample.seconds >= self._next_seconds:
             self._samples.append(sample)
             self._next_seconds = sample.seconds + _INTERVAL_SECONDS
 
     def since(self, seconds: float) -> list[Sample]:
         """Those of a time and later, oldest first."""
-        return [sample for sample in self._samples if sample.seconds >= seconds]
+        samples = [*self._samples]
+        if self._last is not None and self._last is not samples[-1]:
+            samples.append(self._last)
+        return [sample for sample in samples if sample.seconds >= seconds]
 
 
 def columns(samples: Sequence[Sample], now_seconds: float) -> Signals:
