@@ -39,10 +39,12 @@ tools: $(STAMP) ## Unpack Prometheus and Alertmanager for the tests, where there
 demo: $(STAMP) ## Serve SmolLM2-135M, stream one answer, print figures, stop.
 	@PATH="$(CURDIR)/$(BIN):$$PATH" bash .ci/demo
 
-# Policies and parts side by side; then what starts servers and fills the cores by itself.
+# Policies and parts side by side, and what is light of the service; last what serves a real
+# model or fills the cores by itself.
 test: $(STAMP) tools ## Run every test that needs no GPU and no cluster (the slow ones too).
 	$(BIN)/python -m pytest -n 2 --dist worksteal tests/property tests/unit
-	$(BIN)/python -m pytest --ignore tests/property --ignore tests/unit
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" tests/service
+	$(BIN)/python -m pytest -m slow tests/service
 
 quick: $(STAMP) ## Run the tests that take seconds.
 	$(BIN)/python -m pytest -m "not slow"
