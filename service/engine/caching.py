@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from kvcache import CacheManager
 from kvcache.admission import RETENTION_LEVELS
@@ -31,6 +33,9 @@ _SETTING_OF_TIER = {
     RedisTier.name: "remote_cache_url",
 }
 _REMOTE_SECONDS = 7 * 86_400  # how long a remote store keeps a block that nobody asks for
+
+_Opened = TypeVar("_Opened")
+_log = logging.getLogger(__name__)
 
 
 def make_manager(
@@ -64,12 +69,15 @@ def make_offload(
     clock: Callable[[], float] = time.monotonic,
     *,
     wrap: Callable[[Tier], Tier] = lambda tier: tier,
+    is_replacement: bool = False,
 ) -> Offload | None:
     """The tiers, or None where they are off or the host has no memory for one block.
 
-    Disk and remote store are used through what `wrap` makes of them.
+    Disk and remote store are used through what `wrap` makes of them. A tier that cannot be opened
+    is left out by the replacement of an engine that had it: streams wait, and need no tier.
 
-    Raises StartError when a tier cannot be opened, and for a host tier of less than a block.
+    Raises StartError when a first engine cannot open a tier, and for a host tier of less than a
+    block.
     """
     block_bytes = fingerprint.layout.block_bytes
     wanted_bytes = settings.host_cache_bytes
@@ -84,19 +92,30 @@ def make_offload(
     host_bytes = affordable_bytes(wanted_bytes, _SPARE_BYTES + pool_bytes, available_memory_bytes())
     if host_bytes < block_bytes:
         return None
+    host = _open(lambda: HostTier(block_bytes, host_bytes), is_replacement)
+    if host is None:
+        return None
+    return Offload(
+        manager,
+        memory,
+        fingerprint.digest,
+        host,
+        disk=_wrapped(_open(lambda: _disk(settings, fingerprint), is_replacement), wrap),
+        remote=_wrapped(_open(lambda: _remote(settings, fingerprint), is_replacement), wrap),
+        limits=LoadLimits(lease_seconds=settings.tier_timeout_seconds),
+        clock=clock,
+    )
+
+
+def _open(make: Callable[[], _Opened | None], is_replacement: bool) -> _Opened | None:
     try:
-        return Offload(
-            manager,
-            memory,
-            fingerprint.digest,
-            HostTier(block_bytes, host_bytes),
-            disk=_wrapped(_disk(settings, fingerprint), wrap),
-            remote=_wrapped(_remote(settings, fingerprint), wrap),
-            limits=LoadLimits(lease_seconds=settings.tier_timeout_seconds),
-            clock=clock,
-        )
+        return make()
     except TierError as error:
-        raise StartError(f"{_SETTING_OF_TIER[error.tier]}: {error}") from error
+        told = f"{_SETTING_OF_TIER[error.tier]}: {error}"
+        if not is_replacement:
+            raise StartError(told) from error
+        _log.warning("cache tier left out: %s", told)
+        return None
 
 
 def _wrapped(tier: Tier | None, wrap: Callable[[Tier], Tier]) -> Tier | None:

@@ -69,7 +69,14 @@ def _serve(
         memory = ArenaMemory(built.arena.arena)
         manager = make_manager(settings, built.num_blocks, memory)
         seams = _seams(built, settings, channel, beat)
-        offload = make_offload(settings, manager, memory, built.fingerprint, wrap=seams.wrap_tier)
+        offload = make_offload(
+            settings,
+            manager,
+            memory,
+            built.fingerprint,
+            wrap=seams.wrap_tier,
+            is_replacement=predecessor is not None,
+        )
     except (StartError, ModelFileError, NativeCoreMissingError) as error:
         channel.send(StartFailed(str(error)))
         return EXIT_START_FAILED

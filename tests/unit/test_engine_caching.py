@@ -10,7 +10,8 @@ import pytest
 
 from kvcache import AdmissionRequest, Arena, CacheManager, Fits, KVDtype, KVLayout
 from kvcache.memory import ArenaMemory
-from kvcache.tiers import Fingerprint
+from kvcache.tiers import Fingerprint, TierError
+from kvcache.tiers.host import HostTier
 from service.config import EngineSettings
 from service.config.about import MIB
 from service.config.tenants import TenantPercent
@@ -72,6 +73,40 @@ def test_a_folder_that_cannot_be_used_is_a_failed_start(
     settings = EngineSettings(host_cache_bytes=1 << 20, disk_cache_folder=str(file))
     with pytest.raises(StartError, match=r"disk_cache_folder: disk tier: .*file"):
         make_offload(settings, manager_of(settings, memory), memory, FINGERPRINT)
+
+
+def test_a_replacement_starts_without_the_tier_that_cannot_be_opened(
+    memory: ArenaMemory, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("in the way")
+    settings = EngineSettings(host_cache_bytes=1 << 20, disk_cache_folder=str(file))
+    offload = make_offload(
+        settings, manager_of(settings, memory), memory, FINGERPRINT, is_replacement=True
+    )
+    assert offload is not None
+    stats = offload.stats()
+    offload.close()
+    assert stats.disk is None
+    (told,) = caplog.messages
+    assert told.startswith("cache tier left out: disk_cache_folder: disk tier: ")
+
+
+def test_a_replacement_starts_without_memory_for_the_host_tier(
+    memory: ArenaMemory, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(block_bytes: int, capacity_bytes: int) -> HostTier:
+        raise TierError(HostTier.name, f"{capacity_bytes // block_bytes} blocks cannot be mapped")
+
+    monkeypatch.setattr("service.engine.caching.HostTier", refuse)
+    settings = EngineSettings(host_cache_bytes=1 << 20)
+    manager = manager_of(settings, memory)
+    assert make_offload(settings, manager, memory, FINGERPRINT, is_replacement=True) is None
+    assert caplog.messages == [
+        "cache tier left out: host_cache_bytes: host tier: 8192 blocks cannot be mapped"
+    ]
+    with pytest.raises(StartError, match="host_cache_bytes: host tier: "):
+        make_offload(settings, manager, memory, FINGERPRINT)
 
 
 @pytest.mark.parametrize("url", ["http://host", "redis://user:secret@host:port/0"])
