@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import sys
@@ -167,7 +168,8 @@ class Record:
         self.path = path
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
-        lines = [json.loads(line) for line in self.path.read_text().splitlines()]
+        *whole, _unfinished = self.path.read_text().split("\n")
+        lines = [json.loads(line) for line in whole]
         return [line for line in lines if line["type"] == kind]
 
     def submitted(self) -> list[dict[str, Any]]:
@@ -175,6 +177,32 @@ class Record:
 
     def aborted_ids(self) -> list[int]:
         return [i for line in self.lines("Abort") for i in line["ids"]]
+
+
+class Brake:
+    """Lets COUNT come so far and no further, until it is moved or let go."""
+
+    def __init__(self, folder: Path, tokens: int) -> None:
+        self._path = folder / "brake"
+        self.options = ("--brake", str(self._path))
+        self.move(tokens)
+
+    def move(self, tokens: int) -> None:
+        """From now on so many tokens of each sequence are allowed."""
+        part = self._path.with_suffix(".part")
+        part.write_text(str(tokens))
+        part.replace(self._path)
+
+    def let_go(self) -> None:
+        """All tokens are allowed."""
+        self._path.unlink()
+
+
+def let_time_pass(seconds: float) -> None:
+    """Makes the timers of this loop due that would be after so much time."""
+    loop: Any = asyncio.get_running_loop()
+    clock = loop.time
+    loop.time = lambda: clock() + seconds
 
 
 @contextlib.asynccontextmanager
@@ -207,10 +235,8 @@ async def running_front(
         await front.stop()
 
 
-async def eventually(condition: Callable[[], bool], limit_seconds: float = 20.0) -> None:
+async def eventually(condition: Callable[[], bool], limit_seconds: float = 120.0) -> None:
     """Waits until the condition holds."""
-    import asyncio
-
     give_up = time.monotonic() + limit_seconds
     while not condition():
         assert time.monotonic() < give_up, "the condition never held"

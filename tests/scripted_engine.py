@@ -30,6 +30,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import time
 from pathlib import Path
 from typing import IO
@@ -99,10 +100,12 @@ class Sequence:
         self.scheduled_seconds = 0.0
         self.reason: FinishReason | None = None
 
-    def step(self) -> Output | None:
+    def step(self, allowed_tokens: int) -> Output | None:
         spec = self.spec
         index = len(self.outputs)
         if self.mode not in (SAY, COUNT, CRASH):
+            return None
+        if self.mode == COUNT and index >= allowed_tokens:
             return None
         if self.mode == CRASH and index == self.script[0]:
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -152,6 +155,8 @@ class Engine:
         step_seconds: float,
         ignore_aborts: bool = False,
         held_blocks: int | None = None,
+        brake: Path | None = None,
+        said_step_seconds: float | None = None,
     ) -> None:
         self._ignore_aborts = ignore_aborts
         self._held_blocks = held_blocks
@@ -159,6 +164,8 @@ class Engine:
         self._pulse = pulse
         self._record = record
         self._step_seconds = step_seconds
+        self._brake = brake
+        self._said_step_seconds = step_seconds if said_step_seconds is None else said_step_seconds
         self._sequences: dict[int, Sequence] = {}
         self._blocks = POOL_BLOCKS
         self._report = StepReport([], [], [], [], self._stats())
@@ -232,8 +239,9 @@ class Engine:
             self._report.exhausted.append(Exhausted(spec.sequence_id, 5000, 4000, 100_000))
 
     def _step(self) -> None:
+        allowed_tokens = self._allowed_tokens()
         for sequence in list(self._sequences.values()):
-            output = sequence.step()
+            output = sequence.step(allowed_tokens)
             if output is not None:
                 self._report.outputs.append(output)
                 self._tokens += 1
@@ -243,6 +251,14 @@ class Engine:
         self._steps += 1
         self._channel.send(msgspec.structs.replace(self._report, stats=self._stats()))
         self._report = StepReport([], [], [], [], self._stats())
+
+    def _allowed_tokens(self) -> int:
+        if self._brake is None:
+            return sys.maxsize
+        try:
+            return int(self._brake.read_text())
+        except FileNotFoundError:
+            return sys.maxsize
 
     def _stats(self) -> EngineStats:
         waiting = sum(s.mode == WAIT for s in self._sequences.values())
@@ -264,9 +280,9 @@ class Engine:
             hit_tokens=0,
             evicted_blocks=0,
             preemptions=0,
-            step_seconds=self._step_seconds,
+            step_seconds=self._said_step_seconds,
             last_step_seconds=time.monotonic(),
-            busy_seconds=getattr(self, "_steps", 0) * self._step_seconds,
+            busy_seconds=getattr(self, "_steps", 0) * self._said_step_seconds,
         )
 
     def _write(self, message: ToEngine) -> None:
@@ -307,6 +323,10 @@ def main() -> None:
     parser.add_argument("--pulse-fd", type=int, required=True)
     parser.add_argument("--record", type=Path)
     parser.add_argument("--step-seconds", type=float, default=0.001)
+    parser.add_argument("--said-step-seconds", type=float, help="what steps are said to take")
+    parser.add_argument(
+        "--brake", type=Path, help="COUNT produces no more tokens than this file says"
+    )
     parser.add_argument("--start-failed", help="say StartFailed with this text")
     parser.add_argument("--kept-out", type=Path, help="say StartFailed while this file exists")
     parser.add_argument("--crash-at-start", action="store_true")
@@ -331,7 +351,7 @@ def main() -> None:
     sock = socket.socket(fileno=arguments.fd)
     channel = Channel(sock)
     if arguments.crash_at_start:
-        raise SystemExit(3)
+        os._exit(3)  # at once: a process that takes long to end is killed, and its status lost
     channel.send(Loading("weights", 1, 2, "tensors"))
     if arguments.start_failed:
         channel.send(StartFailed(arguments.start_failed))
@@ -359,7 +379,7 @@ def main() -> None:
         )
     )
     if arguments.crash_after_ready:
-        raise SystemExit(4)
+        os._exit(4)
     if arguments.deaf:
         time.sleep(3600)
     if arguments.garbage:
@@ -373,6 +393,8 @@ def main() -> None:
         arguments.step_seconds,
         arguments.ignore_aborts,
         arguments.held_blocks,
+        arguments.brake,
+        arguments.said_step_seconds,
     )
     if arguments.heartbeat:
         channel.send(Heartbeat(engine._stats()))

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from engine_deaths import collect_rest, decoded, kill_engine, until_running_again
 from front_fakes import (
+    Brake,
     call,
     collect,
     count_prompt,
     counted_text,
     eventually,
+    let_time_pass,
     running_front,
     say,
 )
@@ -28,12 +30,17 @@ from service.front.events import EngineLost, NotReady
 from service.front.state import EngineFailed, FrontState
 
 TOKENS = 400
+PAUSE_SECONDS = 600.0  # before a restart: nothing else takes so long
+LONG_PAUSE = {
+    "restart_delay_seconds": PAUSE_SECONDS,
+    "restart_delay_max_seconds": PAUSE_SECONDS,
+}
 
 
 @pytest.mark.parametrize("kills", [1, 3])
 async def test_sixteen_streams_survive_sigkill(tmp_path: Path, kills: int) -> None:
-    # Two seconds of steps: none may be over before the last kill, however late that comes.
-    async with running_front(tmp_path, "--step-seconds", "0.005") as (front, record):
+    brake = Brake(tmp_path, 0)
+    async with running_front(tmp_path, *brake.options) as (front, record):
         handles = [
             await front.generate(
                 call(count_prompt(5), f"r{seed}", seed=seed, max_tokens=TOKENS, logprobs=0)
@@ -42,9 +49,11 @@ async def test_sixteen_streams_survive_sigkill(tmp_path: Path, kills: int) -> No
         ]
         results = [asyncio.create_task(collect(handle)) for handle in handles]
         for number in range(1, kills + 1):
-            share = 16 * TOKENS * number // (kills + 2)
-            await eventually(lambda share=share: decoded(front) > share)  # type: ignore[misc]
+            share = TOKENS * number // (kills + 2)
+            brake.move(share)
+            await eventually(lambda n=16 * share: decoded(front) == n)  # type: ignore[misc]
             await until_running_again(front, kill_engine(front))
+        brake.let_go()
         for seed, result in enumerate(await asyncio.gather(*results)):
             text = counted_text(seed, TOKENS)
             assert result.text == text
@@ -67,7 +76,8 @@ async def test_sixteen_streams_survive_sigkill(tmp_path: Path, kills: int) -> No
 
 
 async def test_ended_candidates_and_settled_stops_are_not_computed_again(tmp_path: Path) -> None:
-    async with running_front(tmp_path) as (front, record):
+    brake = Brake(tmp_path, TOKENS // 2)
+    async with running_front(tmp_path, *brake.options) as (front, record):
         texts = [counted_text(candidate_seed(1, i), TOKENS) for i in range(3)]
         stop = texts[1][5:8]
         handle = await front.generate(
@@ -76,6 +86,7 @@ async def test_ended_candidates_and_settled_stops_are_not_computed_again(tmp_pat
         result = asyncio.create_task(collect(handle))
         await eventually(lambda: bool(record.aborted_ids()))
         await until_running_again(front, kill_engine(front))
+        brake.let_go()
         outcome = await result
         assert outcome.texts == {0: texts[0], 1: texts[1][: texts[1].index(stop)], 2: texts[2]}
         resumed = [s["seed"] for s in record.submitted() if s["resumed"]]
@@ -85,7 +96,8 @@ async def test_ended_candidates_and_settled_stops_are_not_computed_again(tmp_pat
 async def test_a_death_before_the_figures_of_an_ended_candidate_ends_the_request(
     tmp_path: Path,
 ) -> None:
-    async with running_front(tmp_path, "--ignore-aborts") as (front, record):
+    brake = Brake(tmp_path, 20)
+    async with running_front(tmp_path, "--ignore-aborts", *brake.options) as (front, record):
         stop = counted_text(1, 9)[5:]
         handle = await front.generate(call(count_prompt(), seed=1, stop=(stop,)))
         result = asyncio.create_task(collect(handle))
@@ -109,19 +121,20 @@ async def test_sequences_that_never_ran_are_submitted_as_new(tmp_path: Path) -> 
 
 
 async def test_requests_that_come_during_a_restart_wait(tmp_path: Path) -> None:
-    async with running_front(tmp_path, restart_delay_seconds=0.2) as (front, record):
+    async with running_front(tmp_path, **LONG_PAUSE) as (front, record):
         kill_engine(front)
         await eventually(lambda: front.state is FrontState.RESTARTING)
         handle = await front.generate(call(say("late")))
         assert front.stats().waiting_requests == 1
         with pytest.raises(NotReady):
             await front.lookup([1])
+        let_time_pass(PAUSE_SECONDS)
         assert (await collect(handle)).text == "late"
         assert len(record.submitted()) == 1
 
 
 async def test_what_is_cancelled_during_a_restart_never_reaches_an_engine(tmp_path: Path) -> None:
-    async with running_front(tmp_path, restart_delay_seconds=0.2) as (front, record):
+    async with running_front(tmp_path, **LONG_PAUSE) as (front, record):
         running = await front.generate(call([HOLD], "running"))
         await running.next()
         kill_engine(front)
@@ -134,6 +147,7 @@ async def test_what_is_cancelled_during_a_restart_never_reaches_an_engine(tmp_pa
         assert result.reasons == {0: FinishReason.TIME_LIMIT}
         assert result.text == ""
         assert front.state is FrontState.RESTARTING
+        let_time_pass(PAUSE_SECONDS)
         await eventually(lambda: front.state is FrontState.READY)
         assert (await collect(await front.generate(call(say("x"), "x")))).text == "x"
         assert len(record.submitted()) == 2  # the running one and the last
@@ -201,10 +215,10 @@ async def test_an_engine_that_never_starts_ends_in_failed(tmp_path: Path) -> Non
 
 async def test_streams_wait_while_others_have_the_memory_of_a_new_engine(tmp_path: Path) -> None:
     """Many more tries than a crash loop is allowed."""
-    taken = tmp_path / "taken"
+    taken, brake = tmp_path / "taken", Brake(tmp_path, 60)
     async with running_front(
         tmp_path,
-        *("--kept-out", str(taken)),
+        *("--kept-out", str(taken), *brake.options),
         restart_limit=1,
         restart_delay_seconds=0.0,
         flight_folder=str(tmp_path / "flight"),
@@ -212,12 +226,14 @@ async def test_streams_wait_while_others_have_the_memory_of_a_new_engine(tmp_pat
         result = asyncio.create_task(
             collect(await front.generate(call(count_prompt(), seed=1, max_tokens=900)))
         )
-        await eventually(lambda: decoded(front) > 50)
+        await eventually(lambda: decoded(front) == 60)
         taken.touch()
         kill_engine(front)
         await eventually(lambda: len(record.lines("Start")) > 5)
         assert front.state is FrontState.RESTARTING
+        assert not result.done()
         taken.unlink()
+        brake.let_go()
         assert (await result).text == counted_text(1, 900)
         deaths = front.stats().engine_restarts
         await eventually(lambda: front.stats().flight_records == 2)
@@ -295,17 +311,22 @@ async def test_a_silent_start_is_killed(tmp_path: Path) -> None:
 
 
 async def test_a_frozen_engine_is_replaced_and_streams_go_on(tmp_path: Path) -> None:
-    async with running_front(tmp_path, engine_silence_seconds=1.0) as (front, record):
+    brake = Brake(tmp_path, 20)
+    async with running_front(tmp_path, *brake.options, engine_silence_seconds=1.0) as (
+        front,
+        record,
+    ):
         results = [
             asyncio.create_task(
                 collect(await front.generate(call(count_prompt(), f"r{i}", seed=i, max_tokens=900)))
             )
             for i in range(4)
         ]
-        await eventually(lambda: decoded(front) > 50)
+        await eventually(lambda: decoded(front) == 4 * 20)
         frozen = front.engine_process_id
         assert frozen is not None
         os.kill(frozen, signal.SIGSTOP)
+        brake.let_go()
         texts = [(await result).text for result in results]
         assert texts == [counted_text(i, 900) for i in range(4)]
         assert {s["id"] for s in record.submitted() if s["resumed"]} == {1, 2, 3, 4}
