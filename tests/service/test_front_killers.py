@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import structlog
-from engine_deaths import kill_engine, steps_of, until_running_again
+from engine_deaths import decoded, kill_engine, steps_of, until_running_again
 from front_fakes import (
+    Brake,
     Result,
     call,
     collect,
@@ -118,7 +119,11 @@ async def test_requests_wait_for_the_end_of_a_search(tmp_path: Path) -> None:
 
 
 async def test_the_proven_go_on_while_suspects_are_tried(tmp_path: Path) -> None:
-    async with running_front(tmp_path, restart_delay_seconds=0.1) as (front, record):
+    brake = Brake(tmp_path, 500)
+    async with running_front(tmp_path, *brake.options, restart_delay_seconds=0.1) as (
+        front,
+        record,
+    ):
         kill_engine(front)
         await eventually(lambda: front.state is FrontState.RESTARTING)
         # All of them are sent to each engine together, the killer first.
@@ -131,6 +136,7 @@ async def test_the_proven_go_on_while_suspects_are_tried(tmp_path: Path) -> None
             await collect(killing)
         assert (await collect(short)).text == "short"
         assert not long.done()
+        brake.let_go()
         assert (await long).text == counted_text(1, 1000)
         assert front.stats().engine_restarts == 5
         assert [s["id"] for s in record.submitted()][-2:] == [2, 3]
@@ -156,10 +162,11 @@ async def test_one_that_comes_further_than_before_is_not_convicted(tmp_path: Pat
 
 
 async def test_one_that_freezes_engines_is_convicted_too(tmp_path: Path) -> None:
-    async with running_front(tmp_path, engine_silence_seconds=0.5) as (front, record):
+    async with running_front(tmp_path, engine_silence_seconds=0.5) as (front, _):
         handle = await front.generate(call([HOLD]))
         for kills in (1, 2):
-            await eventually(lambda n=kills: len(record.submitted()) == n)  # type: ignore[misc]
+            # Both at the same step: the report of it has arrived.
+            await eventually(lambda n=kills: steps_of(front) == n)  # type: ignore[misc]
             pid = front.engine_process_id
             assert pid is not None
             os.kill(pid, signal.SIGSTOP)
@@ -184,10 +191,11 @@ async def test_one_that_hangs_engines_is_convicted_and_another_goes_on(
 
 @pytest.mark.slow
 async def test_fifty_random_kills_convict_nobody(tmp_path: Path) -> None:
-    """Far more than the limit of a crash loop, some of them while requests enter."""
+    """Far more than the limit of a crash loop, half of them while requests enter."""
     moments = random.Random(4)
-    tokens = 2000
-    async with running_front(tmp_path, restart_limit=5) as (front, _):
+    tokens, share = 600, 10
+    brake = Brake(tmp_path, 0)
+    async with running_front(tmp_path, *brake.options, restart_limit=5) as (front, _):
         results = [
             asyncio.create_task(
                 collect(
@@ -196,9 +204,14 @@ async def test_fifty_random_kills_convict_nobody(tmp_path: Path) -> None:
             )
             for i in range(16)
         ]
-        for _ in range(50):
+        for number in range(1, 51):
+            before = decoded(front)
+            brake.move(share * number)  # so that none can be over before the last kill
+            if number % 2:  # engines in a row that yield nothing would be a crash loop
+                await eventually(lambda n=before: decoded(front) > n)  # type: ignore[misc]
             await asyncio.sleep(moments.uniform(0.0, 0.03))
             await until_running_again(front, kill_engine(front))
+        brake.let_go()
         for seed, result in enumerate(await asyncio.gather(*results)):
             assert result.text == counted_text(seed, tokens)
         assert front.stats().engine_restarts == 50

@@ -11,12 +11,15 @@ import msgspec
 import psutil
 import pytest
 import uvloop
+from engine_deaths import decoded
 from front_fakes import (
+    Brake,
     call,
     collect,
     count_prompt,
     counted_text,
     eventually,
+    let_time_pass,
     running_front,
     say,
 )
@@ -82,9 +85,12 @@ async def test_drain_ends_what_is_left_after_the_grace(tmp_path: Path) -> None:
             for i, prompt in enumerate(([HOLD], [WAIT], say("done")))
         ]
         result = asyncio.create_task(collect(handles[2]))
-        drained = await front.drain(0.2)
-        assert (drained.completed, drained.aborted) == (1, 2)
+        draining = asyncio.create_task(front.drain(3600.0))
         assert (await result).text == "done"
+        assert not draining.done()
+        let_time_pass(3600.0)
+        drained = await draining
+        assert (drained.completed, drained.aborted) == (1, 2)
         for handle in handles[:2]:
             with pytest.raises(Draining):
                 await collect(handle)
@@ -166,7 +172,8 @@ async def test_pressure_rises_with_the_queue_and_falls_again(tmp_path: Path) -> 
 
 def test_it_works_on_uvloop(tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with running_front(tmp_path) as (front, _):
+        brake = Brake(tmp_path, 50)
+        async with running_front(tmp_path, *brake.options) as (front, _):
             handles = [
                 await front.generate(call(count_prompt(), f"r{i}", seed=i, max_tokens=300))
                 for i in range(4)
@@ -176,10 +183,11 @@ def test_it_works_on_uvloop(tmp_path: Path) -> None:
             pid = front.engine_process_id
             assert pid is not None
             os.kill(pid, 9)
+            brake.let_go()
             texts = [(await result).text for result in results]
             assert texts == [counted_text(i, 300) for i in range(4)]
 
     async def handles_started(front: Any) -> None:
-        await eventually(lambda: front.stats().engine and front.stats().engine.decode_tokens > 50)
+        await eventually(lambda: decoded(front) == 4 * 50)
 
     uvloop.run(scenario())
