@@ -15,6 +15,7 @@ from api_fakes import FakeFront
 from api_stack import long_request, read_all, stack
 from engine_deaths import kill_engine, until_running_again
 from metrics_page import OPENMETRICS, MetricsPage, scrape
+from paced_engine import Pace, paced_command
 from toy_server import toy_server
 
 from service.api.gen.plimsoll.v1 import engine_admin_pb2
@@ -30,7 +31,7 @@ STREAMS = 12
 
 async def until_idle(address: str) -> MetricsPage:
     """The first page without live requests and held blocks."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while True:
             page = await scrape(address)
             held = page.total(cache.BLOCKS, state="active") + page.total(
@@ -45,7 +46,8 @@ async def test_gauges_are_fresh_after_all_were_aborted() -> None:
     async with stack() as running:
         calls = [running.stub.GenerateStream(long_request(f"r{i}", 4000)) for i in range(STREAMS)]
         for call in calls:
-            await call.read()
+            while not (await call.read()).HasField("deltas"):
+                pass
         busy = await scrape(running.metrics_address, OPENMETRICS)
         assert busy.value(requests.LIVE, state="running") == STREAMS
         assert busy.total(cache.BLOCKS, state="active") > 0
@@ -58,14 +60,16 @@ async def test_gauges_are_fresh_after_all_were_aborted() -> None:
     assert idle.value(requests.FIRST_TOKEN, "_count") == STREAMS
 
 
-async def test_counters_do_not_fall_when_the_engine_dies() -> None:
-    async with stack(vllm_metrics=True) as running:
+async def test_counters_do_not_fall_when_the_engine_dies(tmp_path: Path) -> None:
+    async with stack(command=paced_command(tmp_path), vllm_metrics=True) as running:
         pages = [await scrape(running.metrics_address)]
         for _ in range(2):
+            pace = Pace(tmp_path)
             calls = [running.stub.GenerateStream(long_request("", 300)) for _ in range(4)]
             for call in calls:
                 await call.read()
             await until_running_again(running.front, kill_engine(running.front))
+            pace.let_go()
             await asyncio.gather(*(read_all(call) for call in calls))
             pages.append(await until_idle(running.metrics_address))
     counters = {
@@ -97,7 +101,7 @@ async def test_orders_of_operators_are_counted_and_what_is_in_force_is_told() ->
             await running.admin.Resume(engine_admin_pb2.ResumeRequest())
         with pytest.raises(grpc.aio.AioRpcError):  # faults are not allowed
             await running.admin.InjectFaults(engine_admin_pb2.InjectFaultsRequest())
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while pages[-1].values(cache.CAPACITY) != [half]:
                 await asyncio.sleep(0.1)
                 pages.append(await scrape(running.metrics_address))
@@ -117,7 +121,9 @@ async def test_orders_of_operators_are_counted_and_what_is_in_force_is_told() ->
 async def test_a_server_that_starts_tells_its_counters() -> None:
     front = FakeFront()
     front.engine, front.model = None, None
-    metrics = Metrics(front, ServeSettings(metrics_port=0))  # type: ignore[arg-type]
+    # Nobody else listens at this address: when its port is free again it stays free.
+    settings = ServeSettings(metrics_host="127.0.0.2", metrics_port=0)
+    metrics = Metrics(front, settings)  # type: ignore[arg-type]
     await metrics.start()
     try:
         page = await scrape(metrics.address)
@@ -152,16 +158,16 @@ async def test_the_host_of_the_metrics_can_be_another() -> None:
 
 async def test_a_draining_server_is_still_seen(tmp_path: Path) -> None:
     """In a process of its own, on the event loop that servers run on."""
-    with toy_server(tmp_path, "--grace-seconds", "30") as toy:
+    with toy_server(tmp_path, "--grace-seconds", "600") as toy:
         async with grpc.aio.insecure_channel(toy.address) as channel:
             call = InferenceServiceStub(channel).GenerateStream(long_request("r", 2000))
             await call.read()
             psutil.Process(toy.process.pid).send_signal(signal.SIGTERM)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(120):
                 page = await scrape(toy.metrics_address)
                 while not page.value(server.STATE, state="draining"):
                     await asyncio.sleep(0.05)
                     page = await scrape(toy.metrics_address)
             assert page.value(requests.LIVE, state="running") == 1
             call.cancel()
-        assert await asyncio.to_thread(toy.process.wait, 30) == 0
+        assert await asyncio.to_thread(toy.process.wait, 120) == 0
