@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from engine_deaths import kill_engine, until_running_again
-from front_fakes import call, collect, count_prompt, eventually, running_front, say
+from front_fakes import Brake, call, collect, count_prompt, eventually, running_front, say
 from metrics_invariants import assert_adds_up
 from metrics_page import MetricsPage, page_of
 from scripted_engine import COUNT, EXHAUST, FAIL, HOLD, REFUSE, WAIT
@@ -133,14 +133,36 @@ async def one_request(front: Front, rng: random.Random, number: int) -> None:
         else:
             handle.close()
     with contextlib.suppress(RequestError):
-        await asyncio.wait_for(reader, 60)
+        await asyncio.wait_for(reader, 200)
+
+
+async def each_ending_once(front: Front, completed: int) -> int:
+    """What chaos leaves to chance: all endings, of all tenants. Answers how many requests."""
+    endings = {"refuse": [REFUSE], "fail": [FAIL], "exhaust": [EXHAUST]}
+    for number, (name, prompt) in enumerate(endings.items()):
+        with pytest.raises(RequestError):
+            await collect(await front.generate(call(prompt, name, tenant=f"t{number}")))
+    aborted = await front.generate(call([HOLD], "aborted", tenant="t3"))
+    front.abort(["aborted"], tenant="t3", reason="order")
+    with pytest.raises(RequestError):
+        await collect(aborted)
+    slow = await front.generate(call([COUNT], "slow", max_tokens=2000, tenant="t4"))
+    failed = front.stats().failed_requests
+    await eventually(lambda: front.stats().failed_requests == failed + 1)
+    slow.close()
+    cancelled = await front.generate(call([HOLD], "cancelled", tenant="t5"))
+    cancelled.close()
+    for number in range(completed):
+        await collect(await front.generate(call(say("x"), f"whole {number}")))
+    return len(endings) + 3 + completed
 
 
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_after_chaos_the_sums_are_right(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     limits = {"max_waiting_requests": 20, "max_live_requests": 60, "slow_reader_seconds": 0.2}
-    async with running_front(tmp_path, **limits) as (front, _record):
+    brake = Brake(tmp_path, 3000)  # the steady one stays, whatever time all that takes
+    async with running_front(tmp_path, *brake.options, **limits) as (front, _record):
         exporter, witness = observed(front)
         steady = await front.generate(call([COUNT], "steady", max_tokens=4000))
         reader = asyncio.create_task(collect(steady))
@@ -152,6 +174,7 @@ async def test_after_chaos_the_sums_are_right(tmp_path: Path, seed: int) -> None
             await asyncio.sleep(0.3)
             await until_running_again(front, kill_engine(front))
         await asyncio.gather(*calls)
+        calm = await each_ending_once(front, 21)
         steady.close()
         await reader
         await eventually(lambda: front.stats().live_requests == 0)
@@ -160,7 +183,7 @@ async def test_after_chaos_the_sums_are_right(tmp_path: Path, seed: int) -> None
     finished = {o: page.value(requests.FINISHED, outcome=o) for o in requests.OUTCOME.values or ()}
     admitted, refused = page.value(requests.ADMITTED), page.total(requests.REFUSED)
     assert_adds_up(page)
-    assert admitted + refused == len(calls) + 2
+    assert admitted + refused == len(calls) + calm + 2
     assert witness.live == 0
     assert finished["completed"] == stats.completed_requests > 20
     assert finished["cancelled"] == stats.cancelled_requests > 0
