@@ -5,21 +5,19 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-import fake_engine
 import pytest
 from front_fakes import AnyTokenizer, Result, call, collect, eventually
+from paced_engine import Pace, paced_command
 
 from service.config import EngineSettings, ServeSettings
 from service.engine.messages import FinishReason, SamplingParams
+from service.faults.plan import ExitEngine, FaultPlan
 from service.front.call import GenerationCall
 from service.front.front import Front
 from service.front.state import FrontState
 
-FAKE_ENGINE = (sys.executable, str(Path(fake_engine.__file__)))
 TOKENS = 60
 
 
@@ -55,12 +53,13 @@ async def until_decoded(front: Front, tokens: int) -> None:
     await eventually(enough, limit_seconds=60)
 
 
-async def run(front: Front, kills: int) -> list[Result]:
+async def run(front: Front, kills: int, folder: Path) -> list[Result]:
     """All calls at once; kills the engine in between."""
+    pace = Pace(folder) if kills else None  # so that none is over before the last kill
     results = [asyncio.create_task(collect(await front.generate(c))) for c in calls()]
-    total = sum(c.candidate_count for c in calls()) * TOKENS
+    sequences = sum(c.candidate_count for c in calls())
     for number in range(1, kills + 1):
-        await until_decoded(front, total * number // (kills + 1))
+        await until_decoded(front, sequences * 5 * number)
         pid = front.engine_process_id
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
@@ -70,18 +69,24 @@ async def run(front: Front, kills: int) -> list[Result]:
                 and front.engine_process_id not in (None, pid)
             )
         )
+    if pace is not None:
+        pace.let_go()
     return list(await asyncio.gather(*results))
 
 
-async def one_front(command: Sequence[str], kills: int) -> tuple[list[Result], Front]:
+async def one_front(kills: int, folder: Path) -> tuple[list[Result], Front]:
     settings = ServeSettings(
         engine=EngineSettings(model="fake", kv_blocks=200), restart_delay_seconds=0.0
     )
-    front = Front(settings, engine_command=command, tokenizer=AnyTokenizer())  # type: ignore[arg-type]
+    front = Front(
+        settings,
+        engine_command=paced_command(folder),
+        tokenizer=AnyTokenizer(),  # type: ignore[arg-type]
+    )
     await front.start()
     try:
         await front.wait_ready()
-        results = await run(front, kills)
+        results = await run(front, kills, folder)
         await eventually(lambda: front.stats().engine.blocks_held == 0)  # type: ignore[union-attr]
         return results, front
     finally:
@@ -89,9 +94,9 @@ async def one_front(command: Sequence[str], kills: int) -> tuple[list[Result], F
 
 
 @pytest.mark.slow
-async def test_an_engine_death_changes_no_token_and_no_logprob() -> None:
-    undisturbed, _ = await one_front(FAKE_ENGINE, kills=0)
-    disturbed, front = await one_front(FAKE_ENGINE, kills=2)
+async def test_an_engine_death_changes_no_token_and_no_logprob(tmp_path: Path) -> None:
+    undisturbed, _ = await one_front(0, tmp_path)
+    disturbed, front = await one_front(2, tmp_path)
     assert front.stats().engine_restarts == 2
     assert len({tuple(r.token_ids[0]) for r in undisturbed}) > 6, "the calls are meant to differ"
     for before, after in zip(undisturbed, disturbed, strict=True):
@@ -107,7 +112,9 @@ async def test_an_engine_death_changes_no_token_and_no_logprob() -> None:
 @pytest.mark.timeout(600)
 async def test_the_real_model_goes_on_after_a_kill() -> None:
     settings = ServeSettings(
-        engine=EngineSettings(dtype="float32", kv_dtype="float32", kv_blocks=256, threads=2),
+        engine=EngineSettings(
+            dtype="float32", kv_dtype="float32", kv_blocks=256, threads=2, allow_faults=True
+        ),
         restart_delay_seconds=0.0,
     )
     front = Front(settings)
@@ -118,18 +125,12 @@ async def test_the_real_model_goes_on_after_a_kill() -> None:
         prompt_ids = await front.encode("The three laws of robotics are")
         texts = []
         for kill in (False, True):
+            if kill:  # the engine itself, at a step in the middle of the answer
+                front.inject_faults(FaultPlan([ExitEngine(nth_step=12, signal=signal.SIGKILL)]))
             handle = await front.generate(
                 call(prompt_ids, max_tokens=48, ignore_eos=True, want_token_ids=True)
             )
-            reading = asyncio.create_task(collect(handle))
-            if kill:
-                engine = front.stats().engine
-                assert engine is not None
-                await until_decoded(front, engine.decode_tokens + 10)
-                pid = front.engine_process_id
-                assert pid is not None
-                os.kill(pid, signal.SIGKILL)
-            result = await reading
+            result = await collect(handle)
             texts.append((result.text, result.token_ids[0]))
         assert texts[0] == texts[1]
         assert len(texts[0][1]) == 48
