@@ -58,7 +58,7 @@ async def stack(
     ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve_front(front, serve_settings, signals, ready.set_result))
     try:
-        await asyncio.wait({ready, task}, timeout=60, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ready, task}, timeout=200, return_when=asyncio.FIRST_COMPLETED)
         addresses = ready.result()
         async with (
             grpc.aio.insecure_channel(addresses.inference) as channel,
@@ -76,7 +76,7 @@ async def stack(
     finally:
         signals.stop.set()
         signals.hurry.set()
-        await asyncio.wait_for(task, 60)
+        await asyncio.wait_for(task, 200)
 
 
 def long_request(request_id: str = "", tokens: int = 400) -> pb.GenerateStreamRequest:

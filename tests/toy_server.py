@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import uvloop
+from paced_engine import paced_command
 
 from service.api.server import Addresses, StopSignals, serve_front
 from service.config import EngineSettings, ServeSettings
@@ -63,7 +64,9 @@ async def main(arguments: argparse.Namespace) -> None:
         grace_seconds=arguments.grace_seconds,
         gpu_sample_seconds=arguments.gpu_sample_seconds,
     )
-    front = Front(settings, engine_command=ENGINE_COMMAND, tokenizer=ToyTokenizer())  # type: ignore[arg-type]
+    folder = arguments.paced_in
+    command = ENGINE_COMMAND if folder is None else paced_command(folder)
+    front = Front(settings, engine_command=command, tokenizer=ToyTokenizer())  # type: ignore[arg-type]
     signals = StopSignals()
     signals.install()
 
@@ -97,7 +100,7 @@ class ToyServer:
 
 
 @contextlib.contextmanager
-def toy_server(folder: Path, *flags: str, limit_seconds: float = 60.0) -> Iterator[ToyServer]:
+def toy_server(folder: Path, *flags: str, limit_seconds: float = 200.0) -> Iterator[ToyServer]:
     """Runs a toy server until the block ends."""
     ready, log = folder / "toy-ready", folder / "toy-log"
     ready.unlink(missing_ok=True)
@@ -124,5 +127,6 @@ if __name__ == "__main__":
     parser.add_argument("--max-waiting-requests", type=int, default=64)
     parser.add_argument("--grace-seconds", type=float, default=0.0)
     parser.add_argument("--gpu-sample-seconds", type=float, default=0.0)
+    parser.add_argument("--paced-in", type=Path, help="obey each Pace of this folder")
     parser.add_argument("--no-ignore-eos", action="store_true")
     uvloop.run(main(parser.parse_args()))

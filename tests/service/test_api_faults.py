@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from api_fakes import ApiServer, FakeFront, api_server, refused
 from google.protobuf.duration_pb2 import Duration
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from service.api.faults import check_faults_request, faults_request
@@ -151,6 +151,7 @@ FAULTS = st.one_of(
 )
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(FAULTS, max_size=5).map(FaultPlan))
 def test_a_plan_survives_the_way_through_messages(plan: FaultPlan) -> None:
     wire = faults_request(plan).SerializeToString()

@@ -158,7 +158,8 @@ async def test_the_host_of_the_metrics_can_be_another() -> None:
 
 async def test_a_draining_server_is_still_seen(tmp_path: Path) -> None:
     """In a process of its own, on the event loop that servers run on."""
-    with toy_server(tmp_path, "--grace-seconds", "600") as toy:
+    Pace(tmp_path)
+    with toy_server(tmp_path, "--grace-seconds", "600", "--paced-in", str(tmp_path)) as toy:
         async with grpc.aio.insecure_channel(toy.address) as channel:
             call = InferenceServiceStub(channel).GenerateStream(long_request("r", 2000))
             await call.read()

@@ -10,26 +10,43 @@ from typing import Any
 
 import pytest
 from engine_deaths import kill_engine, until_running_again
-from front_fakes import call, collect, count_prompt, counted_text, eventually, running_front, say
+from front_fakes import (
+    Brake,
+    call,
+    collect,
+    count_prompt,
+    counted_text,
+    eventually,
+    let_time_pass,
+    running_front,
+    say,
+)
 from otlp_receiver import OtlpReceiver, Trace, attributes, otlp_receiver
 from scripted_engine import CRASH, EXHAUST, FAIL, HOLD, REFUSE, WAIT
 
 from service.api.trace_metadata import new_trace
 from service.config import ServeSettings
 from service.front.call import GenerationCall
-from service.front.events import QueueFull, RequestError
+from service.front.events import QueueFull, RequestError, Started
 from service.front.front import Front
 from service.front.observer import RequestObserver
 from service.telemetry.tracing.traces import Traces
 
 
+@pytest.fixture(autouse=True)
+def _all_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stops drops what the collector does not take soon; here that is no matter."""
+    monkeypatch.setattr("service.telemetry.tracing.traces._CLOSE_SECONDS", 120.0)
+    monkeypatch.setattr("service.telemetry.tracing.collector._EXPORT_SECONDS", 120.0)
+
+
 @contextlib.asynccontextmanager
 async def traced_front(
-    folder: Path, **settings: Any
+    folder: Path, *engine_options: str, **settings: Any
 ) -> AsyncIterator[tuple[Front, OtlpReceiver, Traces]]:
     """What is to be sent has arrived when `stop` of the traces returns."""
     with otlp_receiver() as receiver:
-        async with running_front(folder, **settings) as (front, _):
+        async with running_front(folder, *engine_options, **settings) as (front, _):
             traces = Traces(front, ServeSettings(otlp_endpoint=receiver.endpoint))
             traces.start()
             yield front, receiver, traces
@@ -81,13 +98,15 @@ async def test_stages_of_a_request_follow_each_other(tmp_path: Path) -> None:
 
 
 async def test_all_candidates_outlive_an_engine_in_one_trace(tmp_path: Path) -> None:
-    async with traced_front(tmp_path) as (front, receiver, traces):
+    brake = Brake(tmp_path, 100)
+    async with traced_front(tmp_path, *brake.options) as (front, receiver, traces):
         asked = traced(count_prompt(), "r", candidate_count=3, seed=1, max_tokens=300)
         handle = await front.generate(asked)
         bystander = await front.generate(traced([WAIT], "waits"))
         await handle.next()
         await handle.next()
         await until_running_again(front, kill_engine(front))
+        brake.let_go()
         result = await collect_more(handle)
         assert result[0] == counted_text(1, 300)[-len(result[0]) :]
         bystander.close()
@@ -166,22 +185,29 @@ async def test_a_cancelled_request_is_sent_if_it_was_sampled(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("prompt", "options", "error", "shape"),
+    ("prompt", "error", "shape"),
     [
-        ([REFUSE], {}, "ExceedsCapacity", ["queue"]),
-        ([FAIL], {}, "ModelFailed", ["queue", "prefill"]),
-        ([EXHAUST], {}, "DeviceExhausted", ["queue", "prefill"]),
-        ([WAIT], {"deadline": 0.1}, "DeadlinePassed", ["queue"]),
-        ([HOLD], {"deadline": 0.1}, "DeadlinePassed", ["queue", "prefill"]),
+        ([REFUSE], "ExceedsCapacity", ["queue"]),
+        ([FAIL], "ModelFailed", ["queue", "prefill"]),
+        ([EXHAUST], "DeviceExhausted", ["queue", "prefill"]),
+        ([WAIT], "DeadlinePassed", ["queue"]),
+        ([HOLD], "DeadlinePassed", ["queue", "prefill"]),
     ],
 )
 async def test_errors_are_always_sent(
-    tmp_path: Path, prompt: list[int], options: dict[str, float], error: str, shape: list[str]
+    tmp_path: Path, prompt: list[int], error: str, shape: list[str]
 ) -> None:
     async with traced_front(tmp_path) as (front, receiver, traces):
-        more = {"deadline_seconds": time.monotonic() + options["deadline"]} if options else {}
+        deadline_seconds = time.monotonic() + 3600
+        handle = await front.generate(traced(prompt, "r", deadline_seconds=deadline_seconds))
+        if error == "DeadlinePassed":
+            if prompt == [HOLD]:
+                assert isinstance(await handle.next(), Started)
+            let_time_pass(3600)
         with pytest.raises(RequestError):
-            await collect(await front.generate(traced(prompt, "r", **more)))
+            async for _ in handle:
+                pass
+        handle.close()
         await eventually_idle(front)
         await traces.stop()
         trace = only(receiver)

@@ -129,6 +129,7 @@ async def test_a_client_that_disconnects_and_one_that_is_late() -> None:
                 )
                 while not (await call.read()).HasField("deltas"):
                     pass
+            await asyncio.wait_for(server.settled(), 120)  # an idle engine takes everybody
             late = server.stub.GenerateStream(request("hello", "late", 4000), timeout=0.3)
             assert (await refused(read_all(late))).code is grpc.StatusCode.DEADLINE_EXCEEDED
             await asyncio.wait_for(server.settled(), 30)
