@@ -22,6 +22,14 @@ PARENT_ID = "00f067aa0ba902b7"
 MANY = 200
 
 
+@pytest.fixture(autouse=True)
+def _all_arrives(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stops drops what the collector does not take soon: here it has time."""
+    if "trouble" not in request.fixturenames:
+        monkeypatch.setattr("service.telemetry.tracing.traces._CLOSE_SECONDS", 120.0)
+        monkeypatch.setattr("service.telemetry.tracing.collector._EXPORT_SECONDS", 120.0)
+
+
 def parent(number: int = 0, *, is_sampled: bool = True) -> tuple[str, str]:
     """The header of a client; the trace id ends with the number."""
     return ("traceparent", f"00-{TRACE_ID[:-8]}{number:08x}-{PARENT_ID}-{int(is_sampled):02x}")
