@@ -21,6 +21,12 @@ from service.front.engine_death import EngineDeath
 from service.front.flight import FlightRecorder
 
 
+@pytest.fixture(autouse=True)
+def _time_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A front that stops leaves behind what a slow disk has not taken; here that is no matter."""
+    monkeypatch.setattr("service.front.flight._CLOSE_SECONDS", 120.0)
+
+
 @dataclass(eq=False)
 class Request:
     """As much of a `LiveRequest` as is written down."""
