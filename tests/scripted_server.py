@@ -195,10 +195,12 @@ def _whole_characters(data: bytes) -> bytes:
     raise AssertionError("the answer is not UTF-8")
 
 
-async def start_scripted_server(script: Script, port: int = 0) -> tuple[aio.Server, int]:
+async def start_scripted_server(
+    script: Script, port: int = 0, host: str = "127.0.0.1"
+) -> tuple[aio.Server, int]:
     """Serves `script` on a loopback port and tells which."""
     server = aio.server()
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(ScriptedService(script), server)
-    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    port = server.add_insecure_port(f"{host}:{port}")
     await server.start()
     return server, port

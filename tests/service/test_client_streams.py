@@ -278,13 +278,14 @@ async def test_leaving_a_stream_cancels_the_call(connect):
 async def test_a_vanished_server_is_resumed_on_its_successor():
     """A listening port that dies and comes back, as with a restarted pod."""
     script = Script(hang_after=5)
-    first, port = await start_scripted_server(script)
-    async with PlimsollClient(f"127.0.0.1:{port}") as client:
+    host = "127.0.0.2"  # nobody else takes the port here while it is free
+    first, port = await start_scripted_server(script, host=host)
+    async with PlimsollClient(f"{host}:{port}") as client:
         stream = client.stream(PROMPT, GREEDY)
         texts = [(await anext(stream)).text for _ in range(5)]
         await first.stop(None)
         script.hang_after = None
-        second, _ = await start_scripted_server(script, port)
+        second, _ = await start_scripted_server(script, port, host)
         texts += [chunk.text async for chunk in stream]
         await second.stop(None)
     assert "".join(texts) == ANSWER
