@@ -11,10 +11,19 @@ from pathlib import Path
 
 import prometheus_tools
 import pytest
+from hypothesis import HealthCheck, settings
 
 from service.engine.openmp import wait_politely
 
 wait_politely()  # before any test imports torch
+
+# A machine that stands still for a second is no fault of what is tested. Every run has the same
+# examples; `--hypothesis-profile=search --hypothesis-seed=N` tries others.
+settings.register_profile(
+    "search", derandomize=False, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.register_profile("same", settings.get_profile("search"), derandomize=True)
+settings.load_profile("same")
 
 
 @functools.cache
