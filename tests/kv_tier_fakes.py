@@ -23,7 +23,7 @@ class Clock:
         self.now_seconds += seconds
 
 
-def until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 120.0) -> None:
     """Waits for what another thread is about to do."""
     give_up_at = time.monotonic() + seconds
     while not condition():

@@ -12,7 +12,7 @@ from kv_tier_fakes import FakeTier, until
 
 from kvcache import CacheManager, KVDtype, KVLayout
 from kvcache.memory import BlockMemory
-from kvcache.tiers import Fingerprint
+from kvcache.tiers import Fingerprint, chain_keys
 from kvcache.tiers.host import HostTier
 from kvcache.tiers.loads import LoadLimits
 from kvcache.tiers.offload import Offload
@@ -20,6 +20,7 @@ from service.engine.figures import EngineStats, TierFigures
 from service.engine.messages import FinishReason, Preempted, Readmitted, SequenceSpec
 
 LAYOUT = KVLayout(1, 1, 1, 16, KVDtype.FLOAT32)  # that of the fake runner
+FINGERPRINT = Fingerprint("fake", "none", LAYOUT).digest
 LEASE_SECONDS = 5.0  # as many steps of the harness
 
 
@@ -44,7 +45,7 @@ class TieredEngine(EngineHarness):
             self.offload = Offload(
                 manager,
                 memory,
-                Fingerprint("fake", "none", LAYOUT).digest,
+                FINGERPRINT,
                 self.host,
                 disk=disk,
                 limits=LoadLimits(min_blocks=1, lease_seconds=lease_seconds),
@@ -96,12 +97,16 @@ class TieredEngine(EngineHarness):
         self.assert_said(*specs)
 
     def lose_a_prompt(self) -> SequenceSpec:
-        """Serves a prompt of ten blocks, and so many others that its blocks leave a pool of 16."""
+        """Serves a prompt of ten blocks, and so many others that its blocks leave a pool of 16.
+
+        The last of its blocks leave first; nine of them are of use to the same prompt.
+        """
         first = spec_of(1, prompt(1, 160), max_tokens=2)
         self.serve(first)
         self.serve(*(spec_of(i, prompt(i, 200), max_tokens=2) for i in range(2, 5)))
         if (disk := self.disk) is not None:
-            until(lambda: disk.blocks_of(b"") >= 9)
+            keys = chain_keys(FINGERPRINT, b"", np.array(first.prompt_ids, np.int32), 16)[:9]
+            until(lambda: disk.leading_hits(keys) == 9)
         return first
 
     def assert_said(self, *specs: SequenceSpec) -> None:
