@@ -8,7 +8,8 @@
  *   hang    FUNCTION LABEL       the function returns once this line is gone
  *
  * LABEL is the index of a GPU, 0, or of a part of one (MIG), 0:1; in the last two it may be *.
- * A GPU that has parts is in MIG mode. Without the file there is no driver.
+ * A GPU that has parts is in MIG mode. Without the file there is no driver. While a function hangs
+ * there is a second file, named as the first with .hung after it.
  */
 
 #include <stdio.h>
@@ -76,6 +77,15 @@ static int read_state(state_t *state)
     return OK;
 }
 
+static void tell_of_hang(void)
+{
+    char path[4096];
+    FILE *file;
+    snprintf(path, sizeof path, "%s.hung", getenv("NVML_STUB_STATE"));
+    if ((file = fopen(path, "w")))
+        fclose(file);
+}
+
 /* What the file says, once `function` does not hang; the error that it orders. */
 static int enter(state_t *state, const char *function, const char *label)
 {
@@ -89,6 +99,7 @@ static int enter(state_t *state, const char *function, const char *label)
         }
         if (code >= 0)
             return code;
+        tell_of_hang();
         usleep(5000);
     }
 }

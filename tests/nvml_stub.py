@@ -90,10 +90,21 @@ class NvmlStub:
         part = self.state.with_suffix(".part")
         part.write_text("".join(f"{line}\n" for line in lines))
         part.replace(self.state)
+        self._hung.unlink(missing_ok=True)
+
+    @property
+    def is_hanging(self) -> bool:
+        """Whether somebody waits for a function that `hangs`."""
+        return self._hung.exists()
+
+    @property
+    def _hung(self) -> Path:
+        return self.state.with_name(f"{self.state.name}.hung")
 
     def end(self) -> None:
         """From now on there is no driver."""
         self.state.unlink(missing_ok=True)
+        self._hung.unlink(missing_ok=True)
 
 
 _OF_A_GPU = (

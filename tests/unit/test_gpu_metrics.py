@@ -41,7 +41,7 @@ def stub(library: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> Iterator[NvmlStu
 
 
 @pytest.fixture
-def start(stub: NvmlStub) -> Iterator[Callable[..., GpuSampler]]:  # noqa: ARG001 (its state)
+def start(stub: NvmlStub) -> Iterator[Callable[..., GpuSampler]]:
     samplers: list[GpuSampler] = []
 
     def started(open_library: Callable[[], NvmlLibrary] = open_library) -> GpuSampler:
@@ -53,10 +53,13 @@ def start(stub: NvmlStub) -> Iterator[Callable[..., GpuSampler]]:  # noqa: ARG00
     yield started
     for sampler in samplers:
         sampler.stop()
+    stub.end()
+    for thread in threads():  # or the next test would take it for its own
+        thread.join(120)
 
 
 def until(sampler: GpuSampler, wanted: Callable[[GpuView], bool]) -> GpuView:
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 120
     while not wanted(view := sampler.view):
         assert time.monotonic() < give_up, view
         time.sleep(0.005)
@@ -98,7 +101,7 @@ async def test_figures_follow_the_driver(stub: NvmlStub, start: Callable[..., Gp
         gpu.UTILIZATION: [0.9],
     }
     assert (page.value(gpu.AVAILABLE), page.value(gpu.FAILURES)) == (1, 0)
-    assert time.time() - 20 < page.value(gpu.SAMPLED) <= time.time()
+    assert time.time() - 120 < page.value(gpu.SAMPLED) <= time.time()
 
 
 async def test_without_a_driver_there_is_no_gpu(
@@ -160,7 +163,8 @@ async def test_a_call_that_hangs_holds_up_nobody(
     sampler = start()
     until(sampler, has_used(GIB))
     stub.tell(StubGpu(used_bytes=2 * GIB), hangs=[MEMORY])
-    hung = still_for(sampler, 30)
+    until(sampler, lambda _view: stub.is_hanging)
+    hung = sampler.view
     page = await page_of(sampler)
     assert page.value(gpu.USED, gpu="0") == GIB
     sampler.stop()
@@ -168,18 +172,6 @@ async def test_a_call_that_hangs_holds_up_nobody(
     assert sampler.view == hung
     stub.tell(StubGpu(used_bytes=2 * GIB))
     until(sampler, lambda _view: not threads())
-
-
-def still_for(sampler: GpuSampler, intervals: int) -> GpuView:
-    """The view, once it has not changed for some looks."""
-    view, same = sampler.view, 0
-    give_up = time.monotonic() + 20
-    while same < intervals:
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-        same = same + 1 if sampler.view is view else 0
-        view = sampler.view
-    return view
 
 
 def test_a_driver_that_fails_at_the_start_is_asked_again(
@@ -201,7 +193,7 @@ def test_a_driver_that_hangs_at_the_start_is_told_by_its_age(
 ) -> None:
     stub.tell(StubGpu(), hangs=["nvmlInitWithFlags"])
     began_seconds = time.monotonic()
-    view = still_for(start(), 10)
+    view = until(start(), lambda _view: stub.is_hanging)
     assert (view.available, view.samples, view.failures) == (False, (), 0)
     assert view.answered_seconds is not None
     assert began_seconds <= view.answered_seconds < time.monotonic()
