@@ -121,7 +121,7 @@ def fill_store(engine: Engine, tokens: Tokens) -> None:
     for _ in range(2):
         engine.push_out()
     for worker in engine.offload._below:
-        assert worker.flush(5)
+        assert worker.flush(60)
     keys = chain_keys(FINGERPRINT, b"", tokens, BLOCK_TOKENS)
     assert engine.host.leading_hits(keys) == 0
     assert engine.cached(tokens) == 0

@@ -178,7 +178,7 @@ class OffloadMachine(RuleBasedStateMachine):
         assert host.pinned_blocks == 0
         assert len(host._evictable) + len(host._free) == host.num_slots
         self.clock.advance(1000)
-        assert all(worker.flush(10) for worker in self.offload._below)
+        assert all(worker.flush(120) for worker in self.offload._below)
         self.offload.close()
 
 

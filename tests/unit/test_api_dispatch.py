@@ -43,7 +43,7 @@ async def test_in_flight_waits_for_the_last() -> None:
     await asyncio.sleep(0)
     assert (len(in_flight), waiting.done()) == (1, False)
     in_flight.leave()
-    await asyncio.wait_for(waiting, 1)
+    await asyncio.wait_for(waiting, 60)
 
 
 @pytest.mark.parametrize(

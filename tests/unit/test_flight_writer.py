@@ -30,7 +30,7 @@ class SlowFolder(FlightFolder):
 
     def write(self, record: FlightRecord, serial: int) -> RecordName:
         self.reached.set()
-        assert self.go.wait(20)
+        assert self.go.wait(120)
         if self.full:
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().write(record, serial)
@@ -54,7 +54,7 @@ def start(folder: SlowFolder) -> Iterator[Callable[..., FlightWriter]]:
     yield started
     folder.go.set()
     for writer in writers:
-        assert writer.close(20)
+        assert writer.close(120)
 
 
 def put(writer: FlightWriter, number: int, kind: FlightKind = OOM) -> None:
@@ -72,7 +72,7 @@ def test_all_that_was_put_is_on_disk_after_close(
     writer = start()
     for number in range(5):
         put(writer, number)
-    assert writer.close(20)
+    assert writer.close(120)
     assert causes(folder) == [f"cause {number}" for number in reversed(range(5))]
     assert (writer.facts.records, writer.facts.lost) == (5, 0)
     assert [name.serial for name in folder.names()] == list(range(5))
@@ -85,14 +85,14 @@ def test_a_disk_that_stands_still_costs_nobody_anything_but_records(
 ) -> None:
     writer = start(pending_limit=3)
     put(writer, 0)
-    assert folder.reached.wait(20)  # it stands still with the first
+    assert folder.reached.wait(120)  # it stands still with the first
     put(writer, 1, DEATH)
     for number in range(2, 10):
         put(writer, number)
     assert writer.facts.lost == 6
     assert not writer.close(0.01)
     folder.go.set()
-    assert writer.close(20)
+    assert writer.close(120)
     # A storm of rungs has not pushed out the death, and the newest of them are there.
     assert causes(folder) == ["cause 9", "cause 8", "cause 1", "cause 0"]
 
@@ -110,7 +110,7 @@ def test_a_full_disk_is_counted_and_what_comes_later_is_written(
     assert writer.facts.last_cause is None
     folder.full = False
     put(writer, 3)
-    assert writer.close(20)
+    assert writer.close(120)
     assert causes(folder) == ["cause 3"]
     assert (writer.facts.records, writer.facts.lost) == (1, 3)
 
@@ -126,7 +126,7 @@ def test_a_record_that_cannot_be_made_ends_nothing(
 
     writer.put(OOM, fail)
     put(writer, 1)
-    assert writer.close(20)
+    assert writer.close(120)
     assert causes(folder) == ["cause 1"]
     assert writer.facts.lost == 1
 
@@ -138,7 +138,7 @@ def test_records_of_earlier_servers_are_known_at_the_start(
     for number in range(4):
         FlightFolder.write(folder, flight_record(number), 0)
     writer = start(limit=3)
-    assert writer.close(20)
+    assert writer.close(120)
     assert (writer.facts.records, writer.facts.last_cause) == (3, "cause 3")
     assert causes(folder) == ["cause 3", "cause 2", "cause 1"]
 
@@ -150,7 +150,7 @@ def test_no_more_than_the_limit_is_kept(
     writer = start(limit=2)
     for number in range(6):
         put(writer, number)
-    assert writer.close(20)
+    assert writer.close(120)
     assert causes(folder) == ["cause 5", "cause 4"]
     assert writer.facts.records == 2
 
@@ -170,7 +170,7 @@ def test_a_record_is_not_lost_because_old_ones_cannot_be_deleted(
     monkeypatch.setattr("pathlib.Path.unlink", refuse)
     writer = start(limit=2)
     put(writer, 3)
-    assert writer.close(20)
+    assert writer.close(120)
     assert causes(folder)[0] == "cause 3"
     assert (writer.facts.records, writer.facts.lost) == (4, 0)
     assert writer.facts.last_cause == "cause 3"
@@ -188,7 +188,7 @@ def test_a_folder_that_was_taken_away_is_made_again(
         path.unlink()
     folder.path.rmdir()
     put(writer, 1)
-    assert writer.close(20)
+    assert writer.close(120)
     assert causes(folder) == ["cause 1"]
 
 
@@ -199,9 +199,9 @@ def test_a_folder_that_cannot_be_made_ends_nothing(
     writer = FlightWriter(FlightFolder(tmp_path / "file" / "flight"), 32)
     writer.start()
     put(writer, 0)
-    assert writer.close(20)
+    assert writer.close(120)
     assert (writer.facts.records, writer.facts.lost) == (0, 1)
 
 
 def test_close_without_start_does_not_wait(folder: SlowFolder) -> None:
-    assert FlightWriter(folder, 1).close(20)
+    assert FlightWriter(folder, 1).close(120)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from front_fakes import eventually
 
 from service.front.text import TextService
 from service.tokenizer.tokenizer import ChatMessage
@@ -25,7 +26,7 @@ class SlowTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:  # noqa: ARG002
         if len(text) > 1000:
             self.at_work += 1
-            assert self.release.wait(30)
+            assert self.release.wait(120)
         return [len(text)]
 
     def encode_chat(self, messages: Sequence[ChatMessage], **_: object) -> list[int]:
@@ -49,7 +50,7 @@ async def test_long_texts_leave_a_thread_to_short_ones(chat: bool) -> None:
 
     long = [asyncio.create_task(encode(LONG)) for _ in range(5)]
     await asyncio.sleep(0)
-    assert await asyncio.wait_for(encode("short"), 30) == [5]
+    assert await asyncio.wait_for(encode("short"), 120) == [5]
     assert tokenizer.at_work <= 1
     tokenizer.release.set()
     assert await asyncio.gather(*long) == [[len(LONG)]] * 5
@@ -61,10 +62,11 @@ async def test_clients_that_hang_up_do_not_free_a_thread_that_is_at_work() -> No
     service = TextService(threads=2)
     for _ in range(5):
         left = asyncio.create_task(service.encode(tokenizer, LONG, add_special_tokens=True))
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)  # it has begun
+        await eventually(lambda: tokenizer.at_work == 1)
         left.cancel()
     short = service.encode(tokenizer, "short", add_special_tokens=True)
-    assert await asyncio.wait_for(short, 30) == [5]
+    assert await asyncio.wait_for(short, 120) == [5]
     assert tokenizer.at_work == 1
     tokenizer.release.set()
     service.close()

@@ -22,12 +22,12 @@ def test_after_a_reset_no_tier_serves_anything(
     for _ in range(3):
         engine.push_out()
     assert engine.offload._disk is not None
-    assert engine.offload._disk.flush(5)
+    assert engine.offload._disk.flush(60)
     assert disk.stats().entries >= 5
     engine.manager.flush(cleared)
     assert engine.offload.prefetch(b"me", tokens) is None
     for worker in engine.offload._below:
-        assert worker.flush(5)
+        assert worker.flush(60)
     assert store.blocks_of(b"me") == 0
     for _ in range(2):
         transfer = engine.offload.prefetch(b"me", tokens)

@@ -37,7 +37,7 @@ def new_worker(tier: FakeTier, clock: Clock) -> Iterator[NewWorker]:
     yield opened
     tier.open_all()
     for worker in workers:
-        worker.close()
+        worker.close(seconds=60)
         assert tier.is_closed
 
 
@@ -57,7 +57,7 @@ def answer(worker: TierWorker, keys: Sequence[BlockKey]) -> tuple[int, list[byte
 def test_what_was_offered_is_found(new_worker: NewWorker) -> None:
     worker, keys = new_worker(), keys_of(3)
     assert offer_all(worker, keys) == [True] * 3
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert worker.leading_hits(keys) == 3
     assert answer(worker, keys) == (3, [contents(key) for key in keys])
     job = Job([*keys, *keys_of(1, first_token=99)])
@@ -73,7 +73,7 @@ def test_a_block_is_copied_when_it_is_offered(new_worker: NewWorker, tier: FakeT
     worker.offer(key, memoryview(slot))
     slot[:] = bytes(BLOCK_BYTES)
     tier.open_all()
-    worker.flush(5)
+    worker.flush(60)
     assert answer(worker, [key])[1] == [contents(key)]
 
 
@@ -85,7 +85,7 @@ def test_a_slow_store_costs_blocks_and_no_time(new_worker: NewWorker, tier: Fake
     assert worker.stats().dropped_blocks == 7
     assert worker.stats().queued_bytes == 3 * BLOCK_BYTES
     tier.open_all()
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert worker.stats().queued_bytes == 0
     assert offer_all(worker, keys_of(1, first_token=500)) == [True]
 
@@ -95,7 +95,7 @@ def test_an_offer_may_wait_for_room(new_worker: NewWorker, tier: FakeTier) -> No
     tier.gate("put").clear()
     assert offer_all(worker, keys[:1]) == [True]
     threading.Timer(0.05, tier.open_all).start()
-    assert worker.offer(keys[1], memoryview(contents(keys[1])), wait_seconds=10)
+    assert worker.offer(keys[1], memoryview(contents(keys[1])), wait_seconds=60)
 
 
 def test_failures_are_misses_and_two_lines_in_the_log(
@@ -103,7 +103,7 @@ def test_failures_are_misses_and_two_lines_in_the_log(
 ) -> None:
     worker, keys = new_worker(), keys_of(3)
     offer_all(worker, keys)
-    worker.flush(5)
+    worker.flush(60)
     tier.error = TierError("fake", "connection lost")
     with caplog.at_level(logging.WARNING, "kvcache.tiers"):
         for _ in range(20):
@@ -169,7 +169,7 @@ def test_a_store_that_takes_no_block_loses_only_that_one(
     worker, keys = new_worker(), keys_of(2)
     tier.refuses = True
     offer_all(worker, keys)
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert worker.stats().dropped_blocks == 2
     assert not worker.stats().is_failing
 
@@ -180,7 +180,7 @@ def test_a_namespace_is_gone_from_the_moment_it_is_dropped(
     worker = new_worker()
     mine, yours = keys_of(3, namespace=b"me"), keys_of(2, namespace=b"you")
     offer_all(worker, mine[:1])
-    worker.flush(5)
+    worker.flush(60)
     tier.gate("put").clear()
     offer_all(worker, mine[1:] + yours)
     until(lambda: tier.waiting == 1)
@@ -191,11 +191,11 @@ def test_a_namespace_is_gone_from_the_moment_it_is_dropped(
     assert worker.stats().pending_drops == 1
     assert worker.stats().queued_bytes == 3 * BLOCK_BYTES, "one is being put, two are of others"
     tier.open_all()
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert tier.blocks_of(b"me") == 0, "the block that was being put is gone too"
     assert answer(worker, yours)[0] == 2
     offer_all(worker, mine)
-    worker.flush(5)
+    worker.flush(60)
     assert answer(worker, mine)[0] == 3
 
 
@@ -204,14 +204,14 @@ def test_a_drop_that_fails_keeps_the_namespace_closed_until_it_is_done(
 ) -> None:
     worker, mine = new_worker(), keys_of(2, namespace=b"me")
     offer_all(worker, mine)
-    worker.flush(5)
+    worker.flush(60)
     tier.error = TierError("fake", "connection lost")
     worker.drop(b"me")
     assert not worker.flush(0.05)
     tier.error = None
     assert worker.leading_hits(mine) == answer(worker, mine)[0] == 0, "it still has the blocks"
     clock.advance(100)
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert tier.blocks_of(b"me") == 0
     assert worker.stats().pending_drops == 0
 
@@ -220,12 +220,12 @@ def test_dropping_everything_closes_every_namespace(new_worker: NewWorker, tier:
     worker = new_worker()
     mine, yours = keys_of(1, namespace=b"me"), keys_of(1, namespace=b"you")
     offer_all(worker, mine + yours)
-    worker.flush(5)
+    worker.flush(60)
     tier.gate("drop").clear()
     worker.drop(None)
     assert worker.leading_hits(mine) == worker.leading_hits(yours) == 0
     tier.open_all()
-    assert worker.flush(5)
+    assert worker.flush(60)
     assert tier.blocks_of(b"me") == tier.blocks_of(b"you") == 0
 
 
@@ -264,7 +264,7 @@ def test_closing_lets_the_store_forget_what_it_was_told_to(tier: FakeTier, clock
     until(lambda: tier.waiting == 1)
     worker.drop(b"me")
     threading.Timer(0.05, tier.open_all).start()
-    worker.close(seconds=5.0)
+    worker.close(seconds=60)
     assert tier.counts["drop"] == 1
     assert tier.blocks_of(b"me") == 0
     assert tier.is_closed
