@@ -72,7 +72,7 @@ class OtlpReceiver(trace_service_pb2_grpc.TraceServiceServicer):
         (trace,) = (t for t in self.traces.values() if t.request_id == request_id)
         return trace
 
-    def wait_for(self, spans: int, limit_seconds: float = 30.0) -> None:
+    def wait_for(self, spans: int, limit_seconds: float = 120.0) -> None:
         """Until so many have come."""
         give_up = time.monotonic() + limit_seconds
         while len(self.spans) < spans:
@@ -153,12 +153,12 @@ def _value(value: AnyValue) -> Any:
 
 
 @contextlib.contextmanager
-def otlp_receiver(port: int = 0) -> Iterator[OtlpReceiver]:
+def otlp_receiver(port: int = 0, host: str = "127.0.0.1") -> Iterator[OtlpReceiver]:
     """A receiver on a loopback port until the block ends."""
     receiver = OtlpReceiver()
     server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.so_reuseport", 0)])
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(receiver, server)
-    receiver.port = server.add_insecure_port(f"127.0.0.1:{port}")
+    receiver.port = server.add_insecure_port(f"{host}:{port}")
     server.start()
     try:
         yield receiver
@@ -167,9 +167,9 @@ def otlp_receiver(port: int = 0) -> Iterator[OtlpReceiver]:
         server.stop(None).wait()
 
 
-def free_port() -> int:
+def free_port(host: str = "127.0.0.1") -> int:
     """A loopback port where nobody listens."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
     return port

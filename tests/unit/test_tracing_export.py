@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -25,8 +26,14 @@ from service.telemetry.tracing.export import MAX_QUEUED_SPANS, SpanQueue
 from service.telemetry.tracing.otel import SpanMaker
 from service.telemetry.tracing.records import SpanEvent, SpanRecord, SpanTree
 
-CLOSE_SECONDS = 0.5
-HANG_SECONDS = 30.0  # far above any bound; more is a hang
+CLOSE_SECONDS = 0.5  # where something is to be left behind
+HANG_SECONDS = 120.0  # far above any bound; more is a hang
+
+
+@pytest.fixture(autouse=True)
+def _time_for_an_export(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a slow machine is late with is no failure."""
+    monkeypatch.setattr("service.telemetry.tracing.collector._EXPORT_SECONDS", 60.0)
 
 
 def tree(number: int = 0, spans: int = 4, state: str = "") -> SpanTree:
@@ -55,14 +62,18 @@ def patient_queue(endpoint: str) -> SpanQueue:
 
 
 @contextlib.contextmanager
-def queue_to(endpoint: str, make: Callable[[str], SpanQueue] = span_queue) -> Iterator[SpanQueue]:
+def queue_to(
+    endpoint: str,
+    make: Callable[[str], SpanQueue] = span_queue,
+    close_seconds: float = HANG_SECONDS,
+) -> Iterator[SpanQueue]:
     queue = make(endpoint)
     queue.start()
     try:
         yield queue
     finally:
         began = time.monotonic()
-        queue.close(CLOSE_SECONDS)
+        queue.close(close_seconds)
         assert time.monotonic() - began < HANG_SECONDS
 
 
@@ -125,11 +136,13 @@ def test_spans_travel_without_a_close() -> None:
         until_told(queue, 4)
 
 
-def test_a_slow_collector_costs_what_finds_no_place() -> None:
+def test_a_slow_collector_costs_what_finds_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whole batches only, however long it takes to put them in.
+    monkeypatch.setattr("service.telemetry.tracing.export._LINGER_SECONDS", 3600.0)
     trees, spans = 1500, 8
     with otlp_receiver() as receiver:
         receiver.unblocked.clear()
-        with queue_to(receiver.endpoint) as queue:
+        with queue_to(receiver.endpoint, patient_queue) as queue:
             for number in range(64):  # one batch, which gets stuck
                 queue.put(tree(number, spans))
             until_asked(receiver)
@@ -148,7 +161,7 @@ def test_a_slow_collector_costs_what_finds_no_place() -> None:
 def test_a_collector_that_hangs_does_not_keep_a_server_from_its_end() -> None:
     with otlp_receiver() as receiver:
         receiver.unblocked.clear()
-        with queue_to(receiver.endpoint, patient_queue) as queue:
+        with queue_to(receiver.endpoint, patient_queue, CLOSE_SECONDS) as queue:
             for number in range(400):
                 queue.put(tree(number))
             until_asked(receiver)
@@ -212,18 +225,27 @@ def test_a_batch_of_nothing_but_broken_trees_is_not_sent() -> None:
         assert (queue.figures.failed, receiver.exports) == (4, 0)
 
 
-def test_one_that_is_away_is_found_when_it_comes_back() -> None:
-    port = free_port()
-    with queue_to(f"http://127.0.0.1:{port}") as queue:
+def test_one_that_is_away_is_found_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.telemetry.tracing.collector._EXPORT_SECONDS", 2.0)
+    host = "127.0.0.2"  # nobody else takes the port here while it is free
+    port = free_port(host)
+    with queue_to(f"http://{host}:{port}") as queue:
         queue.put(tree(0))
-        time.sleep(1.2)  # it is tried once at least
-        with otlp_receiver(port) as receiver:
-            queue.put(tree(1))
+        until_told(queue, 4)
+        assert queue.figures.failed == 4
+        with otlp_receiver(port, host) as receiver:
+            give_up = time.monotonic() + HANG_SECONDS
+            for number in itertools.count(1):  # gRPC takes its time until it looks again
+                queue.put(tree(number))
+                until_told(queue, 4 * number + 4)
+                if queue.figures.exported:
+                    break
+                assert time.monotonic() < give_up, "it was not found"
             receiver.wait_for(4)
 
 
 def test_a_dead_collector_costs_the_traces_and_no_time() -> None:
-    with queue_to(f"http://127.0.0.1:{free_port()}") as queue:
+    with queue_to(f"http://127.0.0.1:{free_port()}", close_seconds=CLOSE_SECONDS) as queue:
         for number in range(2000):
             queue.put(tree(number))
         assert sum(len(waiting.spans) for waiting in queue._trees) <= MAX_QUEUED_SPANS
