@@ -274,7 +274,7 @@ class TestForward:
                 raise faults.pop()
 
         runner = make_runner(tmp_path, MODELS[0], self.WAY, device, fail)
-        batch = batch_of([(20, 20)], 1)
+        batch = batch_of([(BLOCK_TOKENS, BLOCK_TOKENS)], 1)  # each token has a slot of its own
         undisturbed = runner.forward(batch).copy()
         faults.append(fault)
         with pytest.raises(expected) as caught:
@@ -282,7 +282,9 @@ class TestForward:
         if expected is not RuntimeError:
             assert caught.value.__context__ is None, "its traceback would keep tensors alive"
         if isinstance(caught.value, DeviceOutOfMemoryError):
-            assert caught.value.wanted_bytes == runner.step_bytes(20, 1, 20), "it was not told"
+            assert caught.value.wanted_bytes == runner.step_bytes(BLOCK_TOKENS, 1, BLOCK_TOKENS), (
+                "it was not told"
+            )
         figures = device.figures()
         assert figures.by_owner[Owner.ACTIVATIONS] == figures.reclaimable_bytes
         np.testing.assert_array_equal(runner.forward(batch), undisturbed)

@@ -23,10 +23,13 @@ from kvcache.tiers.disk import DiskTier
 
 tier = DiskTier(Path(sys.argv[1]), FINGERPRINT, int(sys.argv[2]))
 first = int(sys.argv[3])
-print("ready", flush=True)
+told = False
 while True:
     for key in keys_of(40, first_token=first, namespace=b"n"):
         tier.put(key, contents(key))
+    if not told:
+        told = True
+        print("has written", flush=True)
     first += 1000
     if first % 7000 == 0:
         tier.drop_namespace(b"n")
@@ -45,7 +48,7 @@ def test_after_a_kill_at_any_moment_every_block_is_whole_or_missing(tmp_path: Pa
             env={"PYTHONPATH": ":".join(sys.path)},
         )
         assert writer.stdout is not None
-        assert writer.stdout.readline() == b"ready\n"
+        assert writer.stdout.readline() == b"has written\n"
         time.sleep(some.uniform(0.01, 0.25))
         writer.kill()
         writer.wait()
