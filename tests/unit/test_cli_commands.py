@@ -137,7 +137,7 @@ def test_a_model_that_is_not_there_ends_serve_with_1() -> None:
         [*command, "--model", "no/such/model.gguf"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert ended.returncode == 1

@@ -36,7 +36,7 @@ def smoke(folder: Path, rules: str = "[]", forgotten: str = "") -> subprocess.Co
         "FORGOTTEN": forgotten,
     }
     return subprocess.run(
-        ["bash", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=60
+        ["bash", SCRIPT], env=environment, capture_output=True, text=True, check=False, timeout=300
     )
 
 

@@ -97,6 +97,6 @@ def test_the_defaults_are_those_of_the_server() -> None:
 def test_a_start_does_not_wait_for_structlog() -> None:
     code = "import sys, service.engine.__main__; print('structlog' in sys.modules)"
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True
     )
     assert result.stdout == "False\n"

@@ -30,7 +30,7 @@ def end(
 ) -> subprocess.CompletedProcess[str]:
     program = _PROGRAM.format(signal=signal_number, status=status, blocked=[*map(int, blocked)])
     return subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False
     )
 
 
