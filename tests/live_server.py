@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-READY_LIMIT_SECONDS = 120.0
+READY_LIMIT_SECONDS = 300.0
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class LiveServer:
                 return child
         raise LookupError(f"no engine process; log:\n{self.log.read_text()[-4000:]}")
 
-    def wait_for_new_engine(self, old_pid: int, limit_seconds: float = 60.0) -> psutil.Process:
+    def wait_for_new_engine(self, old_pid: int, limit_seconds: float = 200.0) -> psutil.Process:
         """Waits until the supervisor has started a successor of `old_pid`."""
         give_up = time.monotonic() + limit_seconds
         while time.monotonic() < give_up:
@@ -68,7 +68,7 @@ def serve(*flags: str) -> Iterator[LiveServer]:
                 time.sleep(0.05)
             yield LiveServer(process, *ready.read_text().split(), log)
             process.terminate()
-            status = process.wait(60)
+            status = process.wait(120)
             assert status == 0, f"exit status {status}; log:\n{log.read_text()[-4000:]}"
         finally:
             if process.poll() is None:

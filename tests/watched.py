@@ -25,15 +25,18 @@ from dashboards.alerts import GENERATED
 
 # Shorter than anybody's, so that one drill is enough to tell which alert comes before which.
 SCRAPE_SECONDS = 1
-_READY_SECONDS = 30.0
+_READY_SECONDS = 120.0
 _POLL_SECONDS = 1.0
 
 Series = tuple[dict[str, str], list[tuple[float, float]]]  # labels, and times with values
 
 
+_HOST = "127.0.0.2"  # where no port is given to connections of others
+
+
 def free_port() -> int:
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((_HOST, 0))
         port: int = listener.getsockname()[1]
         return port
 
@@ -140,7 +143,7 @@ def watch(metrics_address: str, folder: Path) -> Iterator[Watch]:
     """Scrapes the server and evaluates the rules as they are shipped, until the block ends."""
     with pager() as told, contextlib.ExitStack() as stack:
         ports = free_port(), free_port()
-        prometheus, alertmanager = (f"127.0.0.1:{port}" for port in ports)
+        prometheus, alertmanager = (f"{_HOST}:{port}" for port in ports)
         stack.enter_context(_alertmanager(folder, alertmanager, told.port))
         stack.enter_context(_prometheus(folder, prometheus, alertmanager, metrics_address))
         seen = Watch(f"http://{prometheus}", f"http://{alertmanager}", told, time.time())

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from paced_engine import Pace
 from toy_server import ToyServer, toy_server
 
 from service.cli import main
@@ -40,7 +41,7 @@ def run(*arguments: str, stdin: str = "", **environment: str) -> subprocess.Comp
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         env=os.environ | environment,
         check=False,
     )
@@ -120,7 +121,7 @@ class TestGenerate:
         ended = subprocess.run(
             ["bash", "-c", f"set -o pipefail; {script}"],
             capture_output=True,
-            timeout=60,
+            timeout=200,
             env=os.environ | {"PLIMSOLL_SERVER": at.address},
             check=False,
         )
@@ -138,14 +139,14 @@ class TestGenerate:
         assert process.stdout is not None
         process.stdout.read(3)  # it streams
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=200)
         assert process.returncode == 130
         assert "Traceback" not in err
         wait_for_no_request(at)
 
 
 def wait_for_no_request(server: ToyServer) -> None:
-    give_up = time.monotonic() + 20
+    give_up = time.monotonic() + 200
     while True:
         stats = run("stats", "--json", "--admin-server", server.admin_address)
         if json.loads(stats.stdout)["runningRequests"] == 0:
@@ -274,7 +275,7 @@ class TestBench:
         )
         wait_for_requests(at, 2)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=200)
         assert process.returncode == 130, err
         assert "2 cancelled" in out
         assert "Traceback" not in err
@@ -310,7 +311,7 @@ class TestBench:
 
 
 def wait_for_requests(server: ToyServer, count: int) -> None:
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 200
     while True:
         stats = run("stats", "--json", "--admin-server", server.admin_address)
         if json.loads(stats.stdout)["runningRequests"] == count:
@@ -344,8 +345,9 @@ def test_bench_counts_refusals_by_reason(
 def test_a_stream_outlives_the_server(tmp_path: Path) -> None:
     """Killed as by the OOM killer, started again on its port: the text is what it would be."""
     flags = ["--temperature", "0", "--max-tokens", "1500"]
-    with toy_server(tmp_path) as first:
+    with toy_server(tmp_path, "--paced-in", str(tmp_path)) as first:
         whole = run("generate", "sea", *flags, "--server", first.address)
+        Pace(tmp_path)
         port = first.address.rpartition(":")[2]
         process = subprocess.Popen(
             [*COMMAND, "generate", "sea", *flags, "--server", first.address],
@@ -357,7 +359,7 @@ def test_a_stream_outlives_the_server(tmp_path: Path) -> None:
         begin = process.stdout.read(20)
         first.kill()
     with toy_server(tmp_path, "--port", port):
-        rest, err = process.communicate(timeout=60)
+        rest, err = process.communicate(timeout=200)
     assert process.returncode == 0, err
     assert (begin + rest).decode() == whole.stdout
     assert b"resumed 1 time" in err

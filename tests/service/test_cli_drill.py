@@ -30,7 +30,7 @@ async def drill(
         server, number = signalled
         await server.until_ordered(Balloon)
         os.kill(process.pid, number)
-    out, err = await asyncio.wait_for(process.communicate(), 120)
+    out, err = await asyncio.wait_for(process.communicate(), 400)
     assert process.returncode is not None
     return process.returncode, out.decode(), err.decode()
 
@@ -52,7 +52,7 @@ async def test_no_server_is_one_line() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 async def test_a_quick_drill_prints_its_verdict_and_writes_its_files(tmp_path: Path) -> None:
     _, server, address = await start_drill_server(Manners())
     document, picture = tmp_path / "drill.json", tmp_path / "drill.svg"
@@ -71,7 +71,7 @@ async def test_a_quick_drill_prints_its_verdict_and_writes_its_files(tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_the_drill_and_its_faults(number: signal.Signals) -> None:
     fake, server, address = await start_drill_server(Manners())

@@ -22,12 +22,12 @@ from service.faults.plan import Balloon, ExitEngine, FaultPlan, HangEngine
 
 PACE = Pace(
     baseline_seconds=0.3,
-    rise_seconds=0.8,
-    failures_seconds=0.4,
+    rise_seconds=1.2,
+    failures_seconds=1.0,
     fall_seconds=0.2,
     calm_seconds=0.1,
-    regrow_limit_seconds=1.0,
-    recovery_limit_seconds=3.0,
+    regrow_limit_seconds=30.0,
+    recovery_limit_seconds=30.0,
 )
 ORDER = Order(PACE, streams=3, prompts=5, max_tokens=60, pool_share=0.5)
 
@@ -55,8 +55,9 @@ async def drilled(manners: Manners) -> AsyncIterator[tuple[DrillServer, Any]]:
 
 async def judged(manners: Manners) -> tuple[Course, Findings, list[Criterion]]:
     """The course, the findings, and what the server failed."""
+    pace = PACE if manners.regrows else dataclasses.replace(PACE, regrow_limit_seconds=1.0)
     async with drilled(manners) as (_, drill):
-        course = await drill()
+        course = await drill(dataclasses.replace(ORDER, pace=pace))
     findings = find(course)
     verdict = judge(course, findings)
     return course, findings, [c for c in verdict.criteria if not c.passed]

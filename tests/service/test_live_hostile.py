@@ -18,7 +18,7 @@ from service.api.gen.plimsoll.v1 import inference_pb2 as pb
 from service.api.gen.plimsoll.v1.engine_admin_pb2_grpc import EngineAdminServiceStub
 from service.api.gen.plimsoll.v1.inference_pb2_grpc import InferenceServiceStub
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 VOCAB_SIZE = 49152
 NAN = float("nan")
@@ -47,7 +47,7 @@ async def channel(server: LiveServer) -> AsyncIterator[grpc.aio.Channel]:
     ):
         yield channel
         admin = EngineAdminServiceStub(admin_channel)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while True:
                 stats = await admin.GetStats(engine_admin_pb2.GetStatsRequest())
                 used = stats.blocks.active + stats.blocks.reserved
@@ -182,16 +182,22 @@ async def test_deadline_of_a_millisecond(channel: grpc.aio.Channel) -> None:
     stub = InferenceServiceStub(channel)
     calls = [stub.Generate(pb.GenerateRequest(text="x"), timeout=0.001) for _ in range(50)]
     codes = {(await refused(call)).code for call in calls}
-    assert codes == {Code.DEADLINE_EXCEEDED}
+    # A server that is fast enough says that the time does not suffice.
+    assert codes <= {Code.DEADLINE_EXCEEDED, Code.RESOURCE_EXHAUSTED}
 
 
-async def test_an_id_in_use(channel: grpc.aio.Channel) -> None:
+async def test_an_id_in_use(server: LiveServer, channel: grpc.aio.Channel) -> None:
     stub = InferenceServiceStub(channel)
     request = pb.GenerateStreamRequest(text="Once upon a time", request_id="mine")
-    request.options.stopping.max_tokens = 500
+    request.options.stopping.min_tokens = request.options.stopping.max_tokens = 100
+    engine = server.engine
     first = stub.GenerateStream(request)
     assert (await first.read()).HasField("start")
-    refusal = await refused(stub.GenerateStream(request).read())
+    engine.suspend()  # or the first might be over
+    try:
+        refusal = await refused(stub.GenerateStream(request).read())
+    finally:
+        engine.resume()
     assert (refusal.code, refusal.reason) == (Code.ALREADY_EXISTS, "REQUEST_ID_IN_USE")
     first.cancel()
 

@@ -21,7 +21,7 @@ from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
 from service.client import GenerationOptions, PlimsollClient, PlimsollError
 from service.faults.plan import Balloon, FailAllocation, Fault, FaultPlan
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
 DEVICE_BYTES = 2 << 30  # weights in float32 take 540 MiB of it
 SMALL_DEVICE_BYTES = 1500 << 20  # a pool of about 100 blocks is left

@@ -12,7 +12,7 @@ from live_server import LiveServer, serve
 
 from service.client import Generation, GenerationOptions, PlimsollClient
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PREFIX_TOKENS = 2048
 OWN_TOKENS = 8

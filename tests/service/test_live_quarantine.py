@@ -40,7 +40,7 @@ async def server() -> AsyncIterator[tuple[Front, InferenceServiceStub]]:
     ready: asyncio.Future[Addresses] = asyncio.get_running_loop().create_future()
     task = asyncio.create_task(serve_front(front, settings, signals, ready.set_result))
     try:
-        await asyncio.wait({ready, task}, timeout=120, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({ready, task}, timeout=300, return_when=asyncio.FIRST_COMPLETED)
         async with grpc.aio.insecure_channel(ready.result().inference) as channel:
             yield front, InferenceServiceStub(channel)
     finally:

@@ -11,7 +11,7 @@ from live_server import serve
 from service.cli import main
 from service.client import Generation, GenerationOptions, PlimsollClient
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 POOL_BLOCKS = 70
 OPTIONS = GenerationOptions(max_tokens=16, temperature=0.0)

@@ -15,6 +15,7 @@ import pytest
 from api_stack import long_request, read_all, stack
 from otlp_receiver import OtlpReceiver, attributes, free_port, otlp_receiver
 
+HOST = "127.0.0.2"  # where no port is given to connections of others
 REQUESTS = 5
 PARENT = ("traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 
@@ -30,11 +31,11 @@ def agent() -> Path | None:
 @contextlib.contextmanager
 def rotel(program: Path, receiver: OtlpReceiver, log: Path) -> Iterator[str]:
     """A collector that passes on at once; the endpoint that it listens at."""
-    grpc_port, http_port = free_port(), free_port()
+    grpc_port, http_port = free_port(HOST), free_port(HOST)
     command = [
         *(str(program), "start"),
-        *("--otlp-grpc-endpoint", f"127.0.0.1:{grpc_port}"),
-        *("--otlp-http-endpoint", f"127.0.0.1:{http_port}"),
+        *("--otlp-grpc-endpoint", f"{HOST}:{grpc_port}"),
+        *("--otlp-http-endpoint", f"{HOST}:{http_port}"),
         *("--exporter", "otlp", "--otlp-exporter-protocol", "grpc"),
         *("--otlp-exporter-endpoint", receiver.endpoint),
         *("--batch-timeout", "100ms"),
@@ -49,10 +50,10 @@ def rotel(program: Path, receiver: OtlpReceiver, log: Path) -> Iterator[str]:
         while True:
             assert process.poll() is None, f"rotel died:\n{log.read_text()[-3000:]}"
             assert time.monotonic() < give_up, f"rotel does not listen:\n{log.read_text()[-3000:]}"
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", grpc_port)):
+            with contextlib.suppress(OSError), socket.create_connection((HOST, grpc_port)):
                 break
             time.sleep(0.05)
-        yield f"http://127.0.0.1:{grpc_port}"
+        yield f"http://{HOST}:{grpc_port}"
     finally:
         process.kill()
         process.wait()
