@@ -22,9 +22,22 @@ GREEDY = ("--temperature", "0", "--max-tokens", "24")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ToyServer]:
-    with toy_server(tmp_path_factory.mktemp("toy")) as running:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("toy")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[ToyServer]:
+    with toy_server(folder, "--paced-in", str(folder)) as running:
         yield running
+
+
+@pytest.fixture
+def slow(folder: Path) -> Iterator[None]:
+    """Nothing that is to be interrupted ends before it is."""
+    pace = Pace(folder)
+    yield
+    pace.let_go()
 
 
 @pytest.fixture
@@ -116,6 +129,7 @@ class TestGenerate:
         assert "prompt 7 tokens" in chat.err  # "user:x\n"
         assert "prompt 24 tokens" in system.err
 
+    @pytest.mark.usefixtures("slow")
     def test_a_reader_that_leaves_ends_it_quietly(self, at: ToyServer) -> None:
         script = f"{sys.executable} -m service.cli generate x -t 0 -m 3000 | head -c 5"
         ended = subprocess.run(
@@ -129,9 +143,10 @@ class TestGenerate:
         assert ended.stderr == b""
         assert ended.returncode == 1
 
+    @pytest.mark.usefixtures("slow")
     def test_ctrl_c_ends_it_with_130_and_frees_the_request(self, at: ToyServer) -> None:
         process = subprocess.Popen(
-            [*COMMAND, "generate", "x", "-t", "1", "-m", "4000"],
+            [*COMMAND, "generate", "x", "-t", "0", "-m", "4000"],  # no early EOS by chance
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -264,9 +279,11 @@ class TestBench:
         assert "6 ok" in capsys.readouterr().out
 
     @pytest.mark.slow
+    @pytest.mark.usefixtures("slow")
     def test_ctrl_c_shows_what_there_is(self, at: ToyServer, tmp_path: Path) -> None:
         document = tmp_path / "run.json"
         arguments = ["bench", "-c", "2", "-d", "100", "--output-tokens", "3000"]
+        arguments += ["--warmup", "0"]
         process = subprocess.Popen(
             [*COMMAND, *arguments, "--json", str(document)],
             stdout=subprocess.PIPE,

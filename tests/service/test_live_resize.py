@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
+from google.protobuf.duration_pb2 import Duration
 from live_server import LiveServer, serve
 
 from service.api.gen.plimsoll.v1 import engine_admin_pb2 as pb
@@ -84,7 +85,11 @@ async def test_half_the_pool_goes_and_comes_back_under_eight_streams(
         disturbed = asyncio.create_task(streams.texts())
         await streams.under_way.wait()
         shrunk = await client.set_memory(
-            Request(total_blocks=POOL_BLOCKS // 2, shrink_policy=policy)
+            Request(
+                total_blocks=POOL_BLOCKS // 2,
+                shrink_policy=policy,
+                time_limit=Duration(seconds=600),  # until streams end, on any machine
+            )
         )
         assert (shrunk.before.total, shrunk.after.total) == (POOL_BLOCKS, POOL_BLOCKS // 2)
         assert shrunk.before.active > POOL_BLOCKS // 2

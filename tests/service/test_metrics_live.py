@@ -25,22 +25,22 @@ LEFT_BY_THEIR_CLIENT = 6
 def request(number: int, rng: random.Random) -> inference_pb2.GenerateStreamRequest:
     made = inference_pb2.GenerateStreamRequest(text=f"{number} things to carry to sea:")
     made.options.stopping.max_tokens = rng.choice((8, 24, 40))
-    if number < LEFT_BY_THEIR_CLIENT:  # which may be slow to leave
+    if number < LEFT_BY_THEIR_CLIENT:  # after the engine's end
         made.options.stopping.min_tokens = made.options.stopping.max_tokens = 400
     made.options.sampling.candidate_count = rng.choice((1, 1, 2))
     made.options.output.token_ids = True
     return made
 
 
-async def one_stream(stub: InferenceServiceStub, number: int) -> int:
-    """Reads a stream; answers the tokens that came."""
+async def one_stream(stub: InferenceServiceStub, number: int, replaced: asyncio.Event) -> int:
+    """Reads a stream, or leaves it once `replaced` is set; answers the tokens that came."""
     rng = random.Random(number)
     metadata = (("x-tenant-id", f"tenant-{number % 3}"),)
     call = stub.GenerateStream(request(number, rng), metadata=metadata, timeout=800)
     tokens = 0
     async for message in call:
         tokens += sum(len(delta.token_ids) for delta in message.deltas.deltas)
-        if number < LEFT_BY_THEIR_CLIENT and tokens > 4:
+        if number < LEFT_BY_THEIR_CLIENT and replaced.is_set() and tokens > 4:
             call.cancel()
             return tokens
     return tokens
@@ -72,13 +72,14 @@ async def test_metrics_of_a_real_server() -> None:
         before = await scrape(live.metrics_address, OPENMETRICS)
         async with grpc.aio.insecure_channel(live.address) as channel:
             stub = InferenceServiceStub(channel)
-            done = asyncio.Event()
+            replaced, done = asyncio.Event(), asyncio.Event()
             scraping = asyncio.create_task(scrape_until(live, done))
-            streams = [asyncio.create_task(one_stream(stub, i)) for i in range(STREAMS)]
+            streams = [asyncio.create_task(one_stream(stub, i, replaced)) for i in range(STREAMS)]
             await asyncio.wait(streams, return_when=asyncio.FIRST_COMPLETED)
             old_pid = live.engine.pid
             live.engine.kill()
             await asyncio.to_thread(live.wait_for_new_engine, old_pid)
+            replaced.set()
             tokens = await asyncio.gather(*streams)
             done.set()
             pages = [before, *await scraping]
