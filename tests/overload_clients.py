@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import statistics
 import time
@@ -39,7 +40,7 @@ class Outcome:
     has_hint: bool = False
     first_token_seconds: float | None = None
     seconds: float = 0.0
-    is_in_phase: bool = True  # it ended before the phase did
+    phase_tokens: int = 0  # that came before the phase ended
 
 
 @dataclass(slots=True)
@@ -53,8 +54,13 @@ class Load:
 
     @property
     def goodput(self) -> float:
-        """Requests a second that were completed within their deadline, during the phase."""
-        return sum(o.code == "OK" and o.is_in_phase for o in self.outcomes) / self.seconds
+        """Requests a second that were completed within their deadline, as far as in the phase.
+
+        What of an answer came later is left out token by token: clients that began together end
+        together, and whole answers would be off by up to one for each of them.
+        """
+        tokens = sum(o.phase_tokens for o in self.outcomes if o.code == "OK")
+        return tokens / OUTPUT_TOKENS / self.seconds
 
     @property
     def offered(self) -> float:
@@ -88,12 +94,14 @@ async def one_call(
     tenant: str,
     deadline_seconds: float | None,
     rng: random.Random,
+    until: float = math.inf,
 ) -> Outcome:
-    """A short prompt that no cache knows, and its answer."""
+    """A short prompt that no cache knows, and its answer; the phase is over at `until`."""
     words = " ".join(str(rng.randrange(1000)) for _ in range(4))
     request = inference_pb2.GenerateStreamRequest(text=f"{next(_numbers)} Tell me about {words}")
     request.options.stopping.max_tokens = OUTPUT_TOKENS
     request.options.stopping.ignore_eos = True
+    request.options.output.token_ids = True
     began = time.monotonic()
     outcome = Outcome(tenant, "OK")
     try:
@@ -101,8 +109,12 @@ async def one_call(
             request, timeout=deadline_seconds, metadata=((TENANT_KEY, tenant),)
         )
         async for answer in call:
-            if answer.HasField("deltas") and outcome.first_token_seconds is None:
-                outcome.first_token_seconds = time.monotonic() - began
+            if answer.HasField("deltas"):
+                now = time.monotonic()
+                if outcome.first_token_seconds is None:
+                    outcome.first_token_seconds = now - began
+                if now < until:
+                    outcome.phase_tokens += sum(len(d.token_ids) for d in answer.deltas.deltas)
     except grpc.aio.AioRpcError as error:
         outcome.code = error.code().name
         _add_details(outcome, error)
@@ -135,10 +147,9 @@ async def closed_loop(address: str, clients: int, seconds: float, deadline_secon
         async def client(number: int) -> None:
             rng = random.Random(number)
             while time.monotonic() < until:
-                outcome = await one_call(stub, f"tenant-{number}", None, rng)
+                outcome = await one_call(stub, f"tenant-{number}", None, rng, until)
                 if outcome.seconds > deadline_seconds:
                     outcome.code = "LATE"
-                outcome.is_in_phase = time.monotonic() < until
                 load.outcomes.append(outcome)
 
         await asyncio.gather(*map(client, range(clients)))
@@ -159,18 +170,17 @@ async def open_loop(
     async with grpc.aio.insecure_channel(server.address) as channel:
         stub = inference_pb2_grpc.InferenceServiceStub(channel)
         began = now = time.monotonic()
+        until = began + seconds
         watching = asyncio.create_task(_watch(server, load))
         due = began
-        while now < began + seconds:
+        while now < until:
             tenant = f"tenant-{rng.randrange(tenants)}"
-            calls.append(asyncio.create_task(one_call(stub, tenant, deadline_seconds, rng)))
+            call = one_call(stub, tenant, deadline_seconds, rng, until)
+            calls.append(asyncio.create_task(call))
             due += rng.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.monotonic()))
             now = time.monotonic()
-        load.outcomes = [call.result() for call in calls if call.done()]
-        for late in await asyncio.gather(*(call for call in calls if not call.done())):
-            late.is_in_phase = False
-            load.outcomes.append(late)
+        load.outcomes = await asyncio.gather(*calls)
         watching.cancel()
     return load
 
