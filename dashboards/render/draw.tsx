@@ -30,6 +30,7 @@ interface Picture {
   events: Event[];
   from: number;
   to: number;
+  step: number;
   width: number;
   line: number;
 }
@@ -61,7 +62,7 @@ function drawEvents(plot: any) {
 }
 
 function Content({ panel, series, width, height }: any) {
-  const data = frames(panel, series, theme);
+  const data = frames(panel, series, picture.step, theme);
   if (!data.length) return <div>No data</div>;
   if (panel.type === "timeseries") {
     return (

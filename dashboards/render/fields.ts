@@ -39,9 +39,26 @@ function configOf(panel: Panel, name: string): any {
   return config;
 }
 
+type Point = [number, number | null];
+
+/** As Grafana's panel has it: where points are missing, the line is interrupted. */
+function interrupted(points: Point[], stepSeconds: number): Point[] {
+  return points.flatMap(([seconds, value], index): Point[] => {
+    const before = index ? points[index - 1][0] : seconds;
+    const gap: Point[] = seconds - before > stepSeconds ? [[before + stepSeconds, null]] : [];
+    return [...gap, [seconds, Number.isNaN(value) ? null : value]];
+  });
+}
+
 /** One frame a series, with Grafana's own way of writing its values. */
-export function frames(panel: Panel, series: Series[], theme: GrafanaTheme2): DataFrame[] {
-  return series.map(({ name, points }, seriesIndex) => {
+export function frames(
+  panel: Panel,
+  series: Series[],
+  stepSeconds: number,
+  theme: GrafanaTheme2,
+): DataFrame[] {
+  return series.map(({ name, points: found }, seriesIndex) => {
+    const points = interrupted(found, stepSeconds);
     const frame = createDataFrame({
       fields: [
         { name: "Time", type: FieldType.time, values: points.map(([seconds]) => 1000 * seconds) },
@@ -49,7 +66,7 @@ export function frames(panel: Panel, series: Series[], theme: GrafanaTheme2): Da
           name,
           type: FieldType.number,
           config: configOf(panel, name),
-          values: points.map(([, value]) => (Number.isNaN(value) ? null : value)),
+          values: points.map(([, value]) => value),
         },
       ],
     });

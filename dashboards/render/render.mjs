@@ -94,7 +94,8 @@ try {
     loader: { ".svg": "dataurl", ".png": "dataurl", ".ttf": "dataurl" },
     logLevel: "error",
   });
-  const picture = { title: dashboard.title, panels, events, from: common.from, to: common.to };
+  const { from, to, step } = common;
+  const picture = { title: dashboard.title, panels, events, from, to, step };
   const data = JSON.stringify({ ...picture, width: WIDTH_PIXELS, line: LINE_PIXELS });
   writeFileSync(
     join(folder, "index.html"),
